@@ -1,0 +1,29 @@
+"""What every component is given beside its config."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvcore.api.errors import PluginError
+from kvcore.api.eviction import EvictionPolicy
+
+
+def _no_eviction(spec: Any) -> EvictionPolicy:
+    raise PluginError(f"this context cannot make an eviction policy (asked for {spec!r})")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Given to every factory as its second argument. Fields are only ever added, with defaults.
+
+    Args:
+        name: where the component stands in the configuration, such as `l2[0].storage`.
+        log: the component's logger.
+        make_eviction: makes an eviction policy from its YAML form (`lru` or `{plugin: lru, ...}`), for storages that
+            hold a capacity of their own. Raises `PluginError` when no such policy is installed.
+    """
+
+    name: str = ""
+    log: logging.Logger = field(default_factory=lambda: logging.getLogger("kvcore"))
+    make_eviction: Callable[[Any], EvictionPolicy] = _no_eviction

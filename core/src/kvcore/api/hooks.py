@@ -1,0 +1,120 @@
+"""Hook specifications (pluggy): how a plugin offers its component, and how an observer listens.
+
+A plugin module is found through an entry point of the group of its kind (`kvcore.storage`, `kvcore.serde`,
+`kvcore.eviction`, `kvcore.keys`, `kvcore.engine`); the entry point's name is the name in YAML. Observers and wrappers
+come through the group `kvcore.hooks` and are listed under `hooks:`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import pluggy
+
+hookspec = pluggy.HookspecMarker("kvcore")
+hookimpl = pluggy.HookimplMarker("kvcore")
+
+Kind = Literal["storage", "serde", "eviction", "keys", "engine"]
+KINDS: tuple[Kind, ...] = ("storage", "serde", "eviction", "keys", "engine")
+GROUPS: dict[str, str] = {**{kind: f"kvcore.{kind}" for kind in KINDS}, "hooks": "kvcore.hooks"}
+
+
+class ApiVersion(NamedTuple):
+    """Version of one kind's interface, written as a literal by the plugin's author: what it was built against."""
+
+    major: int
+    minor: int
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+
+API_VERSIONS: dict[Kind, ApiVersion] = {kind: ApiVersion(1, 0) for kind in KINDS}
+"""What this core offers. A component is accepted with the same major and no greater minor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """What a component hook returns.
+
+    Args:
+        api: the interface version the component was written against, such as `ApiVersion(1, 0)`.
+        factory: called as `factory(config, context)`; usually the class.
+        config: a `PluginConfig` model of the component's options, or None when it has none.
+    """
+
+    api: ApiVersion
+    factory: Callable[[Any, Any], Any]
+    config: type[Any] | None = None
+
+
+class ObjectEvent(NamedTuple):
+    """One object in an observer's batch. `tier` is `l1` or the name of an L2 tier; `reason` says why where it matters."""
+
+    key: Any
+    tier: str
+    nbytes: int
+    reason: str = ""
+
+
+@hookspec(firstresult=True)
+def kvcore_storage() -> Component:  # type: ignore[empty-body]
+    """The storage this plugin offers: `factory` makes a `Storage` or a `BlockingStorage`."""
+
+
+@hookspec(firstresult=True)
+def kvcore_serde() -> Component:  # type: ignore[empty-body]
+    """The serde this plugin offers: `factory` makes a `Serde`."""
+
+
+@hookspec(firstresult=True)
+def kvcore_eviction() -> Component:  # type: ignore[empty-body]
+    """The eviction policy this plugin offers: `factory` makes an `EvictionPolicy`."""
+
+
+@hookspec(firstresult=True)
+def kvcore_keys() -> Component:  # type: ignore[empty-body]
+    """The key generator this plugin offers: `factory` makes a `KeyGenerator`."""
+
+
+@hookspec(firstresult=True)
+def kvcore_engine() -> Component:  # type: ignore[empty-body]
+    """The engine connector this plugin offers: `factory` makes an `EngineIntegration`."""
+
+
+@hookspec
+def kvcore_opened(name: str) -> None:
+    """A cache engine named `name` is open and serves."""
+
+
+@hookspec
+def kvcore_closed(name: str) -> None:
+    """The cache engine named `name` has closed."""
+
+
+@hookspec
+def kvcore_stored(events: Sequence[ObjectEvent]) -> None:
+    """Objects became loadable, in L1 or in a tier."""
+
+
+@hookspec
+def kvcore_loaded(events: Sequence[ObjectEvent]) -> None:
+    """Objects came from a tier into L1 or into a caller's buffers."""
+
+
+@hookspec
+def kvcore_evicted(events: Sequence[ObjectEvent]) -> None:
+    """Objects left L1 to make room."""
+
+
+@hookspec
+def kvcore_failed(events: Sequence[ObjectEvent]) -> None:
+    """Operations failed; `reason` says how."""
+
+
+@hookspec
+def kvcore_wrap(kind: str, name: str, component: Any) -> Any:
+    """Return a decorated `component` (metrics, encryption, fault injection), or None to leave it.
+
+    Wrappers apply in the order of `hooks:`; each must keep the interface and the class's declared traits.
+    """

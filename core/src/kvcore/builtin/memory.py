@@ -1,0 +1,120 @@
+"""Storage `memory`: objects in this process's memory, for tests, examples and a second chance behind a small L1."""
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvcore.api import (
+    MISSING,
+    STORED,
+    ApiVersion,
+    BlockingStorage,
+    Component,
+    Context,
+    Entry,
+    EvictionPolicy,
+    Failed,
+    Item,
+    LoadOutcome,
+    ObjectKey,
+    StoreOutcome,
+    Usage,
+    fill,
+    hookimpl,
+)
+
+if TYPE_CHECKING:
+    from kvcore.builtin.memory_config import MemoryConfig
+
+
+@hookimpl
+def kvcore_storage() -> Component:
+    """The `memory` storage."""
+    from kvcore.builtin.memory_config import MemoryConfig
+
+    return Component(api=ApiVersion(1, 0), factory=MemoryStorage, config=MemoryConfig)
+
+
+class MemoryStorage(BlockingStorage):
+    """A dict of byte strings. With a capacity, the eviction policy makes room before an object is taken in."""
+
+    def __init__(self, config: "MemoryConfig", context: Context) -> None:
+        self._capacity = config.capacity
+        self._policy: EvictionPolicy | None = None
+        if self._capacity is not None:
+            self._policy = context.make_eviction(config.eviction)
+        self._lock = threading.Lock()
+        self._objects: dict[ObjectKey, bytes] = {}
+        self._nbytes = 0
+
+    def close(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            if self._policy is not None:
+                self._policy.remove(list(self._objects))
+            self._objects.clear()
+            self._nbytes = 0
+
+    def exists(self, keys: Sequence[ObjectKey]) -> list[bool]:
+        """See `Storage.exists`."""
+        return [key in self._objects for key in keys]
+
+    def load(self, items: Sequence[Item]) -> list[LoadOutcome]:
+        """See `Storage.load`. Copies outside the lock: an object never changes once it is in the dict."""
+        found = [self._objects.get(item.key) for item in items]
+        if self._policy is not None:
+            with self._lock:  # from the tail of the prefix to its head, as policies expect
+                self._policy.touch([item.key for item, data in zip(items, found, strict=True) if data][::-1])
+        return [
+            MISSING if data is None else fill(item.buffers, data) for item, data in zip(items, found, strict=True)
+        ]
+
+    def store(self, items: Sequence[Item]) -> list[StoreOutcome]:
+        """See `Storage.store`."""
+        outcomes: list[StoreOutcome] = []
+        for item in items:
+            if self._capacity is not None and item.nbytes > self._capacity:
+                outcomes.append(Failed(f"{item.nbytes} bytes, capacity {self._capacity} bytes", "too_large"))
+                continue
+            outcomes.append(self._put(item.key, b"".join(item.buffers)))
+        return outcomes
+
+    def delete(self, keys: Sequence[ObjectKey]) -> None:
+        """See `Storage.delete`."""
+        with self._lock:
+            self._drop(keys)
+            if self._policy is not None:
+                self._policy.remove(keys)
+
+    def list(self) -> Sequence[Entry]:
+        """See `Storage.list`."""
+        with self._lock:
+            return [Entry(key, len(data)) for key, data in self._objects.items()]
+
+    def usage(self) -> Usage:
+        """See `Storage.usage`. Counts the objects' bytes, not the dict's own."""
+        with self._lock:
+            return Usage(self._nbytes, len(self._objects), self._capacity)
+
+    def _put(self, key: ObjectKey, data: bytes) -> StoreOutcome:
+        with self._lock:
+            self._drop([key])
+            if self._policy is not None and self._capacity is not None:
+                self._policy.remove([key])
+                excess = self._nbytes + len(data) - self._capacity
+                if excess > 0:
+                    self._drop(self._policy.evict(excess, _nothing_is_pinned))
+                if self._nbytes + len(data) > self._capacity:
+                    return Failed("the eviction policy found no room", "full")
+                self._policy.insert([key], [len(data)])
+            self._objects[key] = data
+            self._nbytes += len(data)
+        return STORED
+
+    def _drop(self, keys: Sequence[Any]) -> None:
+        for key in keys:
+            self._nbytes -= len(self._objects.pop(key, b""))
+
+
+def _nothing_is_pinned(key: object) -> bool:
+    return False

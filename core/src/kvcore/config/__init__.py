@@ -1,0 +1,28 @@
+"""The configuration: `load_config`. pydantic and PyYAML are imported when it is called."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvcore.config.load import load_config
+    from kvcore.config.model import Config, L1Config, TierConfig
+    from kvcore.config.tree import Fault, Row, Source
+
+__all__ = ["Config", "Fault", "L1Config", "Row", "Source", "TierConfig", "load_config"]
+
+_HOMES = {
+    "load_config": "load",
+    "Config": "model",
+    "L1Config": "model",
+    "TierConfig": "model",
+    "Fault": "tree",
+    "Row": "tree",
+    "Source": "tree",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(f"kvcore.config.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

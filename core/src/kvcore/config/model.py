@@ -1,0 +1,152 @@
+"""The typed configuration. Imports pydantic: keep it out of start-up."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainValidator, PrivateAttr, ValidationInfo, WithJsonSchema
+
+from kvcore.api.config import Duration, PluginConfig, Size
+from kvcore.api.units import format_size, parse_size
+from kvcore.config.tree import DEFAULT, Path, Row, Source, show
+from kvcore.plugins import PluginSpec
+
+
+def _spec(token: Any, info: ValidationInfo) -> PluginSpec:
+    """Plugin specs are validated before the rest; what stands in the data is their index."""
+    specs: list[PluginSpec] = (info.context or {}).get("specs", [])
+    if isinstance(token, PluginSpec):
+        return token
+    if type(token) is int and 0 <= token < len(specs):
+        return specs[token]
+    raise ValueError("must be a plugin name or {plugin: name, option: value}")
+
+
+def _auto_size(value: Any) -> Any:
+    return value if value == "auto" else parse_size(value)
+
+
+def _auto_count(value: Any) -> Any:
+    if value == "auto" or (type(value) is int and value > 0):
+        return value
+    raise ValueError(f"{value!r} is no number of tokens: write a whole number above 0, or auto")
+
+
+Plugin = Annotated[PluginSpec, PlainValidator(_spec), WithJsonSchema({"type": ["string", "object"]})]
+AutoSize = Annotated[int | Literal["auto"], BeforeValidator(_auto_size)]
+AutoCount = Annotated[int | Literal["auto"], BeforeValidator(_auto_count)]
+
+
+class L1Config(PluginConfig):
+    """Host memory."""
+
+    size: AutoSize = "auto"
+    """Bytes of the arena. `auto`: a quarter of the memory available at start."""
+
+    eviction: Plugin
+    """The eviction policy. Default: `lru`."""
+
+    lease: Duration = Field(default=60.0, gt=0)
+    """A lease that was not ended by then is taken back. It bounds how long a dead worker holds memory."""
+
+
+class TierConfig(PluginConfig):
+    """One tier behind L1."""
+
+    name: str = Field(default="", pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")
+    """The name in metrics and logs. Default: the storage's name, with a number when it is taken."""
+
+    storage: Plugin
+    """Where the bytes are kept: a storage plugin."""
+
+    serde: tuple[Plugin, ...] = ()
+    """How the bytes are encoded: serde plugins, applied in this order when storing."""
+
+    timeout: Duration = Field(default=10.0, gt=0)
+    """Deadline of one operation on the storage."""
+
+    queue_size: Size = Field(default=1 << 30, gt=0)
+    """Bytes that may wait to be stored; more is dropped and counted."""
+
+
+class Config(PluginConfig):
+    """The whole configuration, immutable. Made by `load_config`."""
+
+    l1: L1Config
+    """Host memory."""
+
+    keys: Plugin
+    """How keys are made from a request: a key plugin. Default: `engine`, the engine's own block hashes."""
+
+    chunk_tokens: AutoCount = "auto"
+    """Tokens per chunk, a multiple of the engine's block size. `auto`: the smallest whose object reaches
+    `min_object_size`, at most 256 tokens."""
+
+    min_object_size: Size = Field(default=1 << 20, gt=0)
+    """What `chunk_tokens: auto` aims at. Stores that want large objects raise it."""
+
+    lookup_timeout: Duration = Field(default=2.0, gt=0)
+    """A lookup never delays a request longer; what has not arrived by then is a miss."""
+
+    salt: str = ""
+    """Separates tenants: KV stored under one salt is never found under another."""
+
+    l2: tuple[TierConfig, ...] = ()
+    """The tiers behind L1, in the order in which they are asked. Default without a configuration file: one `disk` tier
+    when kvcore-disk is installed, else none."""
+
+    hooks: tuple[str, ...] = ()
+    """Observers and wrappers to load: hooks plugins, in order."""
+
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Serve Prometheus text on this port of 127.0.0.1; 0 picks a free one. Default: not served."""
+
+    log_level: Literal["debug", "info", "warning", "error"] | None = None
+    """Level of the logger `kvcore`. Default: left to the host application."""
+
+    _sources: dict[Path, Source] = PrivateAttr(default_factory=dict)
+    _file: str | None = PrivateAttr(default=None)
+
+    @property
+    def file(self) -> str | None:
+        """The file it was read from, or None."""
+        return self._file
+
+    @property
+    def sources(self) -> Mapping[str, Source]:
+        """Where each written value comes from, by path."""
+        return {show(path): source for path, source in self._sources.items()}
+
+    def rows(self) -> list[Row]:
+        """Every value with its source, defaults included, secrets masked."""
+        return list(_rows(self, (), self._sources))
+
+
+def _rows(value: Any, path: Path, sources: Mapping[Path, Source]) -> Iterator[Row]:
+    if isinstance(value, PluginSpec):
+        yield Row(show(path), value.plugin, sources.get((*path, "plugin")) or sources.get(path) or DEFAULT)
+        if isinstance(value.options, PluginConfig):
+            yield from _rows(value.options, path, sources)
+    elif isinstance(value, PluginConfig):
+        for name in type(value).model_fields:
+            yield from _rows_of_field(value, name, path, sources)
+    elif isinstance(value, tuple | list) and value and not all(isinstance(v, str | int | float) for v in value):
+        for i, child in enumerate(value):
+            yield from _rows(child, (*path, i), sources)
+    else:
+        yield Row(show(path), value, sources.get(path, DEFAULT))
+
+
+def _rows_of_field(model: PluginConfig, name: str, path: Path, sources: Mapping[Path, Source]) -> Iterator[Row]:
+    from pydantic import SecretStr
+
+    value, field = getattr(model, name), type(model).model_fields[name]
+    here = (*path, name)
+    units = str(field.metadata)
+    if isinstance(value, SecretStr):
+        yield Row(show(here), "**********" if value.get_secret_value() else "", sources.get(here, DEFAULT))
+    elif type(value) is int and ("parse_size" in units or "_auto_size" in units):
+        yield Row(show(here), format_size(value).replace(" ", ""), sources.get(here, DEFAULT))
+    elif type(value) is float and "parse_duration" in units:
+        yield Row(show(here), f"{value:g}s", sources.get(here, DEFAULT))
+    else:
+        yield from _rows(value, here, sources)

@@ -1,0 +1,6 @@
+"""The controllers behind the cache engine: they plan, the tiers and the data plane move bytes."""
+
+from kvcore.control.fetch import Fetch, Fetcher, Want
+from kvcore.control.manager import StorageManager
+
+__all__ = ["Fetch", "Fetcher", "StorageManager", "Want"]

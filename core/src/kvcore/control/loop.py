@@ -1,0 +1,53 @@
+"""The event loop of the tiers, on a thread of its own."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An asyncio loop on a daemon thread. Other threads hand it callbacks and coroutines."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._thread.start()
+
+    def post(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Call `callback(*args)` on the loop soon. Silently nothing after `close`."""
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:
+            pass  # closed
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Run a coroutine on the loop; its result is a future for other threads."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        """Start a task from the loop's own thread and keep it alive until done."""
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def close(self) -> None:
+        """Cancel what still runs and stop the loop. Idempotent."""
+        if self._loop.is_closed():
+            return
+        self.post(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())

@@ -1,0 +1,163 @@
+"""The storage manager: L1, the tiers and their controllers, opened from a configuration and closed in order."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from kvcore.api import KVCoreError, ObjectEvent, PluginError, Serde, format_size
+from kvcore.config import Config
+from kvcore.control.fetch import Fetcher
+from kvcore.control.loop import LoopThread
+from kvcore.control.store import StoreController
+from kvcore.l1 import L1, Arena, L1Object
+from kvcore.l1.arena import available_memory
+from kvcore.l2 import Codec, Threads, Tier
+from kvcore.observe import Metrics, logger
+from kvcore.plugins import PluginSpec, Registry
+
+DRAIN_S = 10.0
+"""How long `close` waits for the tiers to take what L1 still owes them."""
+REAP_S = 1.0
+MIN_AUTO_BYTES = 64 << 20
+
+
+class StorageManager:
+    """Owns everything that keeps objects. Made by `open`, ended by `close`.
+
+    Args:
+        config: the validated configuration.
+        registry: where components come from.
+        metrics: where counts go.
+        with_l1: False for the L2 stack alone (`ObjectStore`).
+    """
+
+    def __init__(self, config: Config, registry: Registry, metrics: Metrics, *, with_l1: bool = True) -> None:
+        self.config = config
+        self.metrics = metrics
+        self.hooks = registry.use_hooks(config.hooks)
+        self._registry = registry
+        self._closed = False
+        self._decoders: dict[str, Serde | None] = {}
+        self.loop = LoopThread("kvcore-io")
+        self.threads = Threads("kvcore-codec", max(1, min(4, os.cpu_count() or 1)))
+        self.tiers: list[Tier] = []
+        self.arena: Arena | None = None
+        try:
+            self.loop.submit(self._open_tiers()).result()
+            if with_l1:
+                self._open_l1()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def lossy_tags(self) -> list[str]:
+        """Tags of lossy serdes in any tier: part of the namespace."""
+        return sorted({s.tag for tier in self.tiers for s in tier.codec.chain if s.lossy})
+
+    def create(self, kind: Any, spec: PluginSpec) -> Any:
+        """An instance of a configured component."""
+        return self._registry.create(kind, spec)
+
+    def close(self) -> None:
+        """Write out what waits (for a bounded time), then close tiers, threads and the arena. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.loop.submit(self._close_tiers()).result()
+        finally:
+            self.threads.close()
+            self.loop.close()
+            if self.arena is not None:
+                self.arena.close()
+
+    def refresh_gauges(self) -> None:
+        """Bring the occupancy metrics up to date."""
+        usage = self.l1.usage()
+        self.metrics.set("l1_bytes", usage["size"], "size")
+        self.metrics.set("l1_bytes", usage["free"], "free")
+        self.metrics.set("l1_bytes", usage["quarantined"], "quarantined")
+        self.metrics.set("l1_objects", usage["objects"])
+        self.metrics.set("leases", usage["leases"])
+
+    # -- opening -----------------------------------------------------------------------------------------------------
+
+    def _open_l1(self) -> None:
+        config = self.config.l1
+        size = max(MIN_AUTO_BYTES, available_memory() // 4) if config.size == "auto" else int(config.size)
+        self.arena = Arena(size)
+        self.l1 = L1(
+            self.arena, self.create("eviction", config.eviction), lease_s=config.lease, on_evict=self._evicted
+        )
+        self.fetcher = Fetcher(self.loop, self.l1, self.tiers, self.metrics, self.hooks.loaded)
+        limits = [min(int(t.queue_size), self.arena.size // 2) for t in self.config.l2]
+        self.stores = StoreController(
+            self.loop, self.l1, self.tiers, limits, self.metrics, self.hooks.stored, self.hooks.failed
+        )
+        self.arena.prefault()
+        self.loop.post(lambda: self.loop.spawn(self._reap()))
+        logger.info("L1 of %s, tiers: %s", format_size(size), ", ".join(t.name for t in self.tiers) or "none")
+
+    async def _open_tiers(self) -> None:
+        for spec in self.config.l2:
+            storage = self.create("storage", spec.storage)
+            chain = [self.create("serde", s) for s in spec.serde]
+            plain = [s for s in chain if s.tag != "raw/1"]  # identity: not worth a copy
+            tier = Tier(
+                self._tier_name(spec),
+                storage,
+                Codec(plain, self._decoder),
+                threads=self.threads,
+                timeout_s=spec.timeout,
+                metrics=self.metrics,
+            )
+            self.tiers.append(tier)
+            try:
+                await tier.open()
+            except Exception as error:
+                if isinstance(error, KVCoreError):
+                    text = str(error)
+                else:
+                    text = f"{type(error).__name__}: {error}"
+                raise PluginError(f"{spec.storage.where}: storage {spec.storage.plugin!r} did not open: {text}") from error
+
+    def _tier_name(self, spec: Any) -> str:
+        name: str = spec.name or spec.storage.plugin
+        taken = {t.name for t in self.tiers}
+        return name if name not in taken else f"{name}-{len(self.tiers)}"
+
+    def _decoder(self, tag: str) -> Serde | None:
+        if tag not in self._decoders:
+            plugin = tag.split("/")[0]
+            try:
+                serde = self.create("serde", PluginSpec(plugin, {}, f"frame of {tag}"))
+                self._decoders[tag] = serde if serde.tag == tag else None
+            except KVCoreError:
+                self._decoders[tag] = None
+        return self._decoders[tag]
+
+    # -- running and closing -----------------------------------------------------------------------------------------
+
+    async def _reap(self) -> None:
+        while True:
+            await asyncio.sleep(REAP_S)
+            reads, writes = self.l1.reap()
+            self.metrics.add("expired_leases", reads, "read")
+            self.metrics.add("expired_leases", writes, "write")
+            if writes:
+                logger.warning("%d write leases ran out: their slots wait for the holder's answer", writes)
+
+    def _evicted(self, objects: Sequence[L1Object]) -> None:
+        self.metrics.add("evicted_objects", len(objects))
+        if self.hooks.listens("evicted"):
+            self.hooks.evicted([ObjectEvent(o.key, "l1", o.space.nbytes, "room") for o in objects])
+
+    async def _close_tiers(self) -> None:
+        if self.arena is not None and hasattr(self, "stores"):
+            left = await self.stores.drain(DRAIN_S)
+            if left:
+                logger.warning("closed with %d objects not yet written to a tier", left)
+        for tier in self.tiers:
+            await tier.close()

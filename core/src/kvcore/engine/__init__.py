@@ -1,0 +1,19 @@
+"""What an engine plugin talks to: `CacheEngine` for engines that hand over their paged KV, `ObjectStore` for engines
+that own their host memory."""
+
+from kvcore.engine.cache_engine import CacheEngine, StorePlan
+from kvcore.engine.fingerprint import weights_fingerprint
+from kvcore.engine.lookup import Lookup
+from kvcore.engine.object_store import ObjectStore
+from kvcore.engine.space import GroupSpec, ModelSpec, Space
+
+__all__ = [
+    "CacheEngine",
+    "GroupSpec",
+    "Lookup",
+    "ModelSpec",
+    "ObjectStore",
+    "Space",
+    "StorePlan",
+    "weights_fingerprint",
+]

@@ -1,0 +1,240 @@
+"""The local cache engine: lookup, retrieve, reserve, publish, in the process of the engine's scheduler.
+
+Every method returns at once; none raises for a fault of the cache. Bytes are moved by the worker, by the plans that
+`retrieve` and `reserve` return.
+"""
+
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvcore.config import load_config
+from kvcore.control import StorageManager
+from kvcore.engine import space as spaces
+from kvcore.engine.lookup import Lookup
+from kvcore.engine.space import ModelSpec, Space
+from kvcore.l1 import L1Object, ObjectSpace, WriteLease
+from kvcore.observe import Metrics, Throttle, logger
+from kvcore.plugins import registry_from_env
+from kvcore.transfer.plan import Copy
+
+
+class StorePlan:
+    """What a worker must copy for one `reserve`. `id` is 0 when there is nothing to copy."""
+
+    __slots__ = ("copies", "id", "skipped")
+
+    def __init__(self, plan_id: int, copies: list[Copy], skipped: dict[str, int]) -> None:
+        self.id = plan_id
+        self.copies = copies
+        self.skipped = skipped
+
+
+class CacheEngine:
+    """One cache, owned by this process. Thread-safe.
+
+    Make it with `open`. `register` a model, then for each request: `lookup`, `Lookup.poll`, `retrieve`, `release`;
+    and as it is computed: `reserve`, `publish`.
+    """
+
+    def __init__(self, manager: StorageManager, name: str = "kvcore") -> None:
+        self.manager = manager
+        self.l1 = manager.l1
+        self.metrics = manager.metrics
+        self.name = name
+        self._keys = manager.create("keys", manager.config.keys)
+        self._object_spaces: dict[tuple[bytes, int], ObjectSpace] = {}
+        self._plans: dict[int, tuple[Space, list[tuple[int, WriteLease]]]] = {}
+        self._plan_ids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._log = Throttle()
+        self._server: Any = None
+        if manager.config.metrics_port is not None:
+            self._serve_metrics(manager.config.metrics_port)
+        manager.hooks.opened(name)
+
+    @classmethod
+    def open(
+        cls, path: str | None = None, *, flags: Mapping[str, Any] | None = None, name: str = "kvcore"
+    ) -> "CacheEngine":
+        """Read the configuration, load the plugins it names, open L1 and the tiers.
+
+        Raises `ConfigError`, `PluginError` or `ArenaError`: what is wrong at start is the user's to see.
+        """
+        registry = registry_from_env()
+        config = load_config(path, flags=dict(flags or {}), registry=registry)
+        return cls(StorageManager(config, registry, Metrics()), name)
+
+    def register(self, spec: ModelSpec) -> Space:
+        """Give a model its space. Raises `LayoutError` or `ConfigError` for a model that cannot be cached as asked."""
+        spaces.check(spec)
+        config = self.manager.config
+        chunk_tokens = spaces.resolve_chunk_tokens(spec, config.chunk_tokens, int(config.min_object_size))
+        name = spaces.namespace(spec, chunk_tokens, self._keys.scheme, self.manager.lossy_tags, config.salt)
+        assert self.manager.arena is not None
+        space = Space(spec, self._keys, name, chunk_tokens, self.manager.arena.descriptor)
+        for g, layout in enumerate(space.groups):
+            self._object_spaces[name, g] = self.l1.space(name, g, layout.nbytes)
+        largest = max(layout.nbytes for layout in space.groups)
+        if largest > self.manager.arena.size:
+            logger.warning("an object has %d bytes, more than L1: nothing of this model can be cached", largest)
+        logger.info(
+            "model %s: namespace %s, chunks of %d tokens, objects of %s bytes",
+            spec.model, name.hex(), chunk_tokens, "/".join(str(x.nbytes) for x in space.groups),
+        )  # fmt: skip
+        return space
+
+    # -- loading -----------------------------------------------------------------------------------------------------
+
+    def lookup(self, space: Space, hashes: Sequence[bytes], first: int = 0) -> Lookup:
+        """Ask for the chunks `[first, len(hashes))` of a request; the engine holds those before `first` itself."""
+        lookup = Lookup(self, space, hashes, min(first, len(hashes)))
+        lookup.start()
+        return lookup
+
+    def retrieve(self, lookup: Lookup, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
+        """The plan that loads an answered lookup's chunks into the engine's blocks.
+
+        Args:
+            first_block: index within the request of the first block to load.
+            block_ids: per group, the engine's block ids of the request from its block 0. A negative id is skipped.
+
+        Returns an empty plan when the leases are gone. `release` the lookup when every rank has copied.
+        """
+        end = lookup.poll()
+        if end is None or end <= lookup.first:
+            return []
+        space, blocks = lookup.space, lookup.space.chunk_blocks
+        generation = self.l1.arena.generation  # cannot change while leased
+        copies = []
+        for g, objects in enumerate(lookup.objects):
+            ids = block_ids[g]
+            for i in range(max(lookup.first, first_block // blocks), end):
+                obj = objects.get(i)
+                if obj is None:
+                    continue  # outside this group's window
+                skip = max(0, first_block - i * blocks)
+                chosen = tuple(ids[i * blocks + skip : (i + 1) * blocks])
+                if chosen and max(chosen) >= 0:
+                    copies.append(Copy(g, obj.slot, generation(obj.slot), skip, chosen))
+        lookup.keep()
+        self.metrics.add("hit_tokens", max(0, end * blocks - first_block) * space.spec.block_tokens)
+        return copies
+
+    def release(self, lookup: Lookup) -> None:
+        """End the lookup's leases. Idempotent. Call it after the copy, and on every abort."""
+        lookup.release()
+
+    def answered(self, lookup: Lookup, seconds: float) -> None:
+        """Account for a finished lookup. Called by the lookup."""
+        metrics = self.metrics
+        metrics.add("lookups")
+        metrics.add("lookup_chunks", sum(lookup.sources.values()) + sum(lookup.misses.values()))
+        metrics.observe("lookup_seconds", seconds)
+        for source, count in lookup.sources.items():
+            metrics.add("hit_chunks", count, source)
+        for reason, count in lookup.misses.items():
+            metrics.add("miss_chunks", count, reason)
+
+    # -- storing -----------------------------------------------------------------------------------------------------
+
+    def reserve(
+        self, space: Space, hashes: Sequence[bytes], first: int, last: int, block_ids: Sequence[Sequence[int]]
+    ) -> StorePlan:
+        """Slots for the chunks `[first, last)` of a request, and the plan that fills them.
+
+        Chunks that are cached, on their way, or find no room are skipped and counted; so are those with a block that
+        the engine no longer holds (a negative id). `publish` the plan when every rank has copied.
+        """
+        blocks = space.chunk_blocks
+        generation = self.l1.arena.generation  # cannot change while leased
+        copies: list[Copy] = []
+        leases: list[tuple[int, WriteLease]] = []
+        skipped: dict[str, int] = {}
+        for g in range(len(space.groups)):
+            ids = block_ids[g]
+            chosen = {}
+            for i in range(first, last):
+                span = tuple(ids[i * blocks : (i + 1) * blocks])
+                if len(span) == blocks and min(span) >= 0:
+                    chosen[hashes[i]] = span
+            lease, known, no_room = self.l1.reserve_write(self.object_space(space, g), list(chosen))
+            for reason, count in (("known", known), ("l1_full", no_room), ("no_block", last - first - len(chosen))):
+                if count:
+                    skipped[reason] = skipped.get(reason, 0) + count
+            if lease.objects:
+                leases.append((g, lease))
+                copies += [Copy(g, o.slot, generation(o.slot), 0, chosen[o.chunk_hash]) for o in lease.objects]
+        for reason, count in skipped.items():
+            self.metrics.add("store_skipped_chunks", count, reason)
+        if not leases:
+            return StorePlan(0, [], skipped)
+        plan_id = next(self._plan_ids)
+        with self._lock:
+            self._plans[plan_id] = (space, leases)
+        return StorePlan(plan_id, copies, skipped)
+
+    def publish(self, plan_id: int, ok: bool = True) -> None:
+        """Every rank has copied (`ok`) or one has failed: publish the plan's objects, or abandon them.
+
+        Late, repeated and unknown calls are harmless.
+        """
+        with self._lock:
+            space, leases = self._plans.pop(plan_id, (None, []))
+        stores, hooks = self.manager.stores, self.manager.hooks
+        for group, lease in leases:
+            published, read = self.l1.finish_write(lease, ok, read=stores.active)
+            if not published:
+                continue
+            self.metrics.add("stored_chunks", len(published))
+            if hooks.listens("stored"):
+                hooks.stored([self._event(o) for o in published])
+            if stores.active and space is not None:
+                stores.offer(published, read, space.groups[group])
+
+    # -- the rest ----------------------------------------------------------------------------------------------------
+
+    def clear(self, space: Space) -> int:
+        """Forget the model's objects in L1 (not in the tiers), but those in use; how many went."""
+        return self.l1.clear(space.namespace)
+
+    def drain(self, timeout_s: float = 10.0) -> int:
+        """Wait until the tiers have taken what waits; the number of objects still waiting at the deadline."""
+        return self.manager.loop.submit(self.manager.stores.drain(timeout_s)).result()
+
+    def object_space(self, space: Space, group: int) -> ObjectSpace:
+        """L1's table for one group of a registered model."""
+        return self._object_spaces[space.namespace, group]
+
+    def metrics_text(self) -> str:
+        """All metrics in the Prometheus text format."""
+        self.manager.refresh_gauges()
+        return self.metrics.text()
+
+    def stats(self) -> dict[str, float]:
+        """All metrics as a flat dict, histogram buckets aside."""
+        self.manager.refresh_gauges()
+        return self.metrics.values()
+
+    def close(self) -> None:
+        """Write out what waits (for a bounded time) and release everything. Idempotent."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+        self.manager.close()
+        self.manager.hooks.closed(self.name)
+
+    def _event(self, obj: L1Object) -> Any:
+        from kvcore.api import ObjectEvent
+
+        return ObjectEvent(obj.key, "l1", obj.space.nbytes)
+
+    def _serve_metrics(self, port: int) -> None:
+        from prometheus_client import start_http_server
+
+        try:
+            self._server, _ = start_http_server(port, addr="127.0.0.1", registry=self.metrics.registry)
+        except OSError as error:
+            logger.warning("metrics_port %d cannot be served (%s): the cache runs without it", port, error)

@@ -1,0 +1,72 @@
+"""A fingerprint of a model's weights, so that KV of one checkpoint is never used for another of the same name.
+
+Hashing every byte of a large model would take minutes. Every tensor is sampled instead: training changes all of a
+tensor, so a few samples of each tell two checkpoints apart.
+"""
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+_SAMPLE_BYTES = 1024
+_SAMPLES_PER_TENSOR = 3
+_SAMPLES_PER_FILE = 1024
+_MAX_HEADER_BYTES = 256 << 20
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+
+
+def weights_fingerprint(path_or_name: str, revision: str | None = None) -> str:
+    """A hex fingerprint of the weights in a local directory or file; for a name on a hub, of name and revision.
+
+    A hub name without a revision is fingerprinted by its name alone, because nothing better is known without the files:
+    pass the directory that the engine resolved it to wherever there is one.
+    """
+    digest = hashlib.sha256(b"kvcore.weights/1\0")
+    root = Path(path_or_name)
+    files = sorted(p for p in ([root] if root.is_file() else root.glob("*")) if p.suffix in _WEIGHTS and p.is_file())
+    if not files:
+        digest.update(f"name\0{path_or_name}\0{revision or ''}".encode())
+        return digest.hexdigest()[:32]
+    config = (root if root.is_dir() else root.parent) / "config.json"
+    if config.is_file():
+        digest.update(config.read_bytes())
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"\0file\0{file.name}\0{size}\0".encode())
+        with file.open("rb") as stream:
+            for offset in _offsets(stream, size, file.suffix):
+                digest.update(os.pread(stream.fileno(), _SAMPLE_BYTES, offset))
+    return digest.hexdigest()[:32]
+
+
+def _offsets(stream: BinaryIO, size: int, suffix: str) -> Iterator[int]:
+    if suffix == ".safetensors":
+        spans = _tensors(stream, size)
+        if spans:
+            for begin, end in spans:
+                yield from _spread(begin, end, _SAMPLES_PER_TENSOR)
+            return
+    yield from _spread(0, size, _SAMPLES_PER_FILE)
+
+
+def _spread(begin: int, end: int, samples: int) -> Iterator[int]:
+    last = max(begin, end - _SAMPLE_BYTES)
+    for i in range(samples):
+        yield begin + (last - begin) * i // max(1, samples - 1)
+
+
+def _tensors(stream: BinaryIO, size: int) -> list[tuple[int, int]]:
+    """Byte ranges of the tensors of a safetensors file (format: 8-byte length, JSON header, data); [] if unreadable."""
+    try:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        if length > min(size, _MAX_HEADER_BYTES):
+            return []
+        header = json.loads(stream.read(length))
+        base = 8 + length
+        return sorted((base + t["data_offsets"][0], base + t["data_offsets"][1]) for n, t in header.items() if n[:2] != "__")
+    except (ValueError, KeyError, TypeError, struct.error, AttributeError):
+        return []

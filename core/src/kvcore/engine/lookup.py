@@ -1,0 +1,215 @@
+"""A lookup: which chunks of a request can be retrieved, and the leases that keep them until they are."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from kvcore.control import Fetch, Want
+from kvcore.l1 import L1Object, ReadLease
+from kvcore.observe import logger
+
+if TYPE_CHECKING:
+    from kvcore.engine.cache_engine import CacheEngine
+    from kvcore.engine.space import Space
+
+_NOT_ASKED = "absent"
+
+
+class Lookup:
+    """One request's lookup. `poll` answers it; `CacheEngine.retrieve` uses it; `CacheEngine.release` ends it.
+
+    Attributes:
+        space: the model's space.
+        first: index of the first chunk that the engine does not hold itself.
+        objects: per group, chunk index -> leased object.
+        sources: where found chunks were (`l1` or a tier's name) -> objects.
+        misses: why the others were not -> objects.
+    """
+
+    def __init__(self, engine: "CacheEngine", space: "Space", hashes: Sequence[bytes], first: int) -> None:
+        self.space = space
+        self.first = first
+        self.objects: list[dict[int, L1Object]] = [{} for _ in space.groups]
+        self.sources: dict[str, int] = {}
+        self.misses: dict[str, int] = {}
+        self._engine = engine
+        self._hashes = hashes
+        self._began = time.perf_counter()
+        self._leases: list[ReadLease] = []
+        self._lock = threading.Lock()
+        self._released = False
+        self._answer: int | None = None
+        self._done: threading.Event | None = None
+
+    def poll(self) -> int | None:
+        """None while tiers are asked; then the n for which chunks `[first, n)` can be retrieved. Never blocks.
+
+        Each poll renews the leases; when they ran out before it, the answer becomes `first`: nothing.
+        """
+        answer = self._answer
+        if answer is not None and answer > self.first:
+            renew = self._engine.l1.renew
+            if not all([renew(lease) for lease in self._leases]):
+                self._answer = answer = self.first
+                self._miss("lease_expired", len(self._hashes) - self.first)
+                self.release()
+        return answer
+
+    def wait(self, timeout_s: float) -> bool:
+        """Is it answered? Waits at most `timeout_s`."""
+        return self._answer is not None or (self._done is not None and self._done.wait(timeout_s))
+
+    def release(self) -> None:
+        """End all leases. Idempotent; what still arrives is let go at once."""
+        with self._lock:
+            self._released = True
+            leases, self._leases = self._leases, []
+        for lease in leases:
+            self._engine.l1.end_read(lease)
+
+    def keep(self) -> None:
+        """What was prefetched is being used: it stays resident."""
+        for lease in self._leases:
+            self._engine.l1.keep(lease)
+
+    # -- the engine's side -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Lease what is resident, and ask the tiers for the rest."""
+        l1, space, first = self._engine.l1, self.space, self.first
+        hashes = self._hashes[first:] if first else self._hashes
+        missing: list[tuple[int, int]] = []  # (group, chunk)
+        if len(space.groups) == 1 and space.windows[0] is None:
+            lease = l1.reserve_read(self._engine.object_space(space, 0), hashes)
+            found = lease.objects
+            self.objects[0] = dict(zip(range(first, first + len(found)), found, strict=True))
+            self._add_lease(lease, "l1")
+            missing = [(0, i) for i in range(first + len(found), len(self._hashes))]
+        else:
+            for g in range(len(space.groups)):
+                lease, objects = l1.reserve_each(self._engine.object_space(space, g), hashes)
+                self._add_lease(lease, "l1")
+                for i, obj in enumerate(objects, first):
+                    if obj is None:
+                        missing.append((g, i))
+                    else:
+                        self.objects[g][i] = obj
+        if missing and self._engine.manager.tiers:
+            self._done = threading.Event()
+            loop = self._engine.manager.loop
+            loop.post(lambda: loop.spawn(self._run(missing)))
+        else:
+            self._miss(_NOT_ASKED, len(missing))
+            self._finish()
+
+    async def _run(self, missing: list[tuple[int, int]]) -> None:
+        import asyncio
+
+        fetch = Fetch(self._arrived)
+        try:
+            timeout_s = self._engine.manager.config.lookup_timeout
+            task = asyncio.ensure_future(self._fetch(fetch, missing))
+            _, pending = await asyncio.wait((task,), timeout=timeout_s)
+            if pending:
+                # What still comes is kept in L1 for the next request; this one goes on with what it has.
+                task.add_done_callback(_log_fault)
+                fetch.lost("lookup_timeout")
+            else:
+                task.result()
+        except Exception:
+            logger.exception("a lookup failed; it counts as a miss")
+            fetch.lost("internal")
+        for reason, count in fetch.reasons.items():
+            self._miss(reason, count)
+        self._finish()
+
+    async def _fetch(self, fetch: Fetch, missing: list[tuple[int, int]]) -> None:
+        fetcher = self._engine.manager.fetcher
+        wants = [
+            Want(self._engine.object_space(self.space, g), self._hashes[i], self.space.groups[g]) for g, i in missing
+        ]
+        sources = await fetcher.locate(wants)
+        there = [set(objects) for objects in self.objects]
+        for (g, i), source in zip(missing, sources, strict=True):
+            if source is not None:
+                there[g].add(i)
+        end = self._usable(there)
+        needed = [
+            k
+            for k, (g, i) in enumerate(missing)
+            if i < end and sources[k] is not None and self._in_window(g, i, end)
+        ]
+        fetch.lost(_NOT_ASKED, sum(source is None for source in sources))
+        await fetcher.load(fetch, [wants[k] for k in needed], [sources[k] for k in needed])
+
+    def _arrived(self, lease: ReadLease, source: str) -> None:
+        if not lease.objects:
+            return
+        by_hash = self._index()
+        groups = {self._engine.object_space(self.space, g): g for g in range(len(self.space.groups))}
+        with self._lock:
+            if self._released or self._answer is not None:
+                late = True
+            else:
+                late = False
+                for obj in lease.objects:
+                    self.objects[groups[obj.space]][by_hash[obj.chunk_hash]] = obj
+                self._leases.append(lease)
+                self.sources[source] = self.sources.get(source, 0) + len(lease.objects)
+        if late:
+            self._engine.l1.keep(lease)
+            self._engine.l1.end_read(lease)
+
+    def _index(self) -> dict[bytes, int]:
+        if not hasattr(self, "_by_hash"):
+            self._by_hash = {h: i for i, h in enumerate(self._hashes)}
+        return self._by_hash
+
+    def _usable(self, there: Sequence["set[int] | dict[int, L1Object]"]) -> int:
+        """The largest n so that each full group has `[first, n)` and each windowed one the window before n."""
+        end = len(self._hashes)
+        for g, window in enumerate(self.space.windows):
+            if window is None:
+                i = self.first
+                while i < end and i in there[g]:
+                    i += 1
+                end = i
+        while end > self.first and not all(
+            i in there[g]
+            for g, window in enumerate(self.space.windows)
+            if window is not None
+            for i in range(max(self.first, end - window), end)
+        ):
+            end -= 1
+        return end
+
+    def _in_window(self, group: int, chunk: int, end: int) -> bool:
+        window = self.space.windows[group]
+        return window is None or chunk >= end - window
+
+    def _add_lease(self, lease: ReadLease, source: str) -> None:
+        if lease.objects:
+            self._leases.append(lease)
+            self.sources[source] = self.sources.get(source, 0) + len(lease.objects)
+
+    def _miss(self, reason: str, count: int) -> None:
+        if count:
+            self.misses[reason] = self.misses.get(reason, 0) + count
+
+    def _finish(self) -> None:
+        with self._lock:
+            if len(self.space.groups) == 1 and self._done is None:
+                answer = self.first + len(self.objects[0])
+            else:
+                answer = self._usable(self.objects)
+            self._answer = answer
+        self._engine.answered(self, time.perf_counter() - self._began)
+        if self._done is not None:
+            self._done.set()
+
+
+def _log_fault(task: "Callable[..., object] | object") -> None:
+    error = task.exception() if not task.cancelled() else None  # type: ignore[attr-defined, union-attr]
+    if error is not None:
+        logger.error("a late load failed: %r", error)

@@ -1,0 +1,153 @@
+"""A model's space in the cache: its namespace, its chunk size, and the layout of its objects."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvcore.api import ConfigError, KeyGenerator, KeySource, LayoutError, ObjectLayout
+from kvcore.api.keys import NAMESPACE_BYTES
+
+MAX_AUTO_CHUNK_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """One KV cache group as the engine reports it, on one rank.
+
+    Args:
+        layers: layer names in the order in which an object holds them.
+        block_bytes: bytes of one engine block of each layer.
+        window_tokens: the sliding window, or None for full attention.
+    """
+
+    layers: tuple[str, ...]
+    block_bytes: tuple[int, ...]
+    window_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """All that KV depends on beside the tokens. Every field enters the namespace.
+
+    Args:
+        engine: such as `vllm`: what defines the meaning of `layout`.
+        model: the model's name. weights: see `weights_fingerprint`.
+        dtype: KV element type. element_bytes: its size.
+        layout, backend, isa: KV layout, attention backend and the instruction set it packs blocks for.
+        block_tokens: tokens per engine block.
+        ranks: tensor-parallel ranks whose KV one object holds.
+        parallel: sizes of every kind of parallelism, such as `{"tp": 2}`.
+        groups: the KV cache groups.
+        extra: anything else, such as a quantisation scale's source.
+    """
+
+    engine: str
+    model: str
+    weights: str
+    dtype: str
+    element_bytes: int
+    layout: str
+    backend: str
+    isa: str
+    block_tokens: int
+    ranks: int
+    groups: tuple[GroupSpec, ...]
+    parallel: Mapping[str, int] = field(default_factory=dict)
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+
+class Space:
+    """One registered model. Made by `CacheEngine.register`."""
+
+    def __init__(
+        self, spec: ModelSpec, keys: KeyGenerator, namespace: bytes, chunk_tokens: int, descriptor: dict[str, Any]
+    ) -> None:
+        self.spec = spec
+        self.namespace = namespace
+        self.chunk_tokens = chunk_tokens
+        self.chunk_blocks = chunk_tokens // spec.block_tokens
+        self.groups = tuple(object_layout(spec, g, self.chunk_blocks) for g in spec.groups)
+        self.windows = tuple(_window_chunks(g.window_tokens, chunk_tokens) for g in spec.groups)
+        self._keys = keys
+        self._descriptor = descriptor
+
+    def hashes(self, source: KeySource, known: Sequence[bytes] = ()) -> list[bytes]:
+        """The hashes of the full chunks of `source` that follow the first `len(known)`."""
+        return self._keys.extend(source, known)
+
+    def descriptor(self) -> dict[str, Any]:
+        """What a worker needs to attach, as plain picklable values: `ArenaView.attach` takes it."""
+        return dict(self._descriptor)
+
+
+def object_layout(spec: ModelSpec, group: GroupSpec, chunk_blocks: int) -> ObjectLayout:
+    """The layout of a group's objects."""
+    return ObjectLayout(chunk_blocks, spec.ranks, tuple(group.block_bytes), spec.dtype, spec.element_bytes)
+
+
+def resolve_chunk_tokens(spec: ModelSpec, wanted: "int | str", min_object_bytes: int) -> int:
+    """Tokens per chunk. `auto` is the smallest multiple of the block size whose largest object reaches
+    `min_object_bytes`, at most 256 tokens (or one block, where blocks are larger). Raises `ConfigError`."""
+    block = spec.block_tokens
+    if wanted != "auto":
+        tokens = int(wanted)
+        if tokens <= 0 or tokens % block:
+            below = tokens // block * block
+            raise ConfigError(
+                f"chunk_tokens is {tokens}, the engine's block size is {block}: chunk_tokens must be a multiple of the "
+                f"block size, such as {below or block} or {below + block}; or leave it at auto"
+            )
+        return tokens
+    largest = max(sum(g.block_bytes) for g in spec.groups) * spec.ranks
+    blocks = -(-min_object_bytes // max(1, largest))
+    return block * max(1, min(blocks, MAX_AUTO_CHUNK_TOKENS // block))
+
+
+def check(spec: ModelSpec) -> None:
+    """Raise `LayoutError` for a spec that cannot be cached."""
+    if not spec.groups:
+        raise LayoutError("the model has no KV cache group")
+    for i, group in enumerate(spec.groups):
+        if len(group.layers) != len(group.block_bytes) or not group.layers or min(group.block_bytes) <= 0:
+            raise LayoutError(f"KV group {i}: {len(group.layers)} layers with block sizes {group.block_bytes}")
+
+
+def namespace(spec: ModelSpec, chunk_tokens: int, key_scheme: str, lossy: Sequence[str], salt: str) -> bytes:
+    """The fingerprint (16 bytes) of all that KV must not be mixed across.
+
+    SHA-256 over domain-separated, length-prefixed fields in a fixed order, truncated. Pinned by golden vectors.
+    """
+    fields: list[tuple[str, str]] = [
+        ("engine", spec.engine),
+        ("model", spec.model),
+        ("weights", spec.weights),
+        ("dtype", spec.dtype),
+        ("element_bytes", str(spec.element_bytes)),
+        ("layout", spec.layout),
+        ("backend", spec.backend),
+        ("isa", spec.isa),
+        ("block_tokens", str(spec.block_tokens)),
+        ("chunk_tokens", str(chunk_tokens)),
+        ("ranks", str(spec.ranks)),
+        ("keys", key_scheme),
+        ("salt", salt),
+        *((f"parallel.{k}", str(v)) for k, v in sorted(spec.parallel.items())),
+        *((f"extra.{k}", v) for k, v in sorted(spec.extra.items())),
+        *(("lossy", tag) for tag in lossy),
+    ]
+    for i, group in enumerate(spec.groups):
+        fields.append((f"group.{i}.window", str(group.window_tokens)))
+        for layer, nbytes in zip(group.layers, group.block_bytes, strict=True):
+            fields.append((f"group.{i}.layer", f"{layer}={nbytes}"))
+    digest = hashlib.sha256(b"kvcore.namespace/1\0")
+    for name, value in fields:
+        for text in (name, value):
+            raw = text.encode()
+            digest.update(len(raw).to_bytes(4, "little") + raw)
+    return digest.digest()[:NAMESPACE_BYTES]
+
+
+def _window_chunks(window_tokens: int | None, chunk_tokens: int) -> int | None:
+    # One more than the window needs: an engine may use a hit up to a block before the chunk's end.
+    return None if window_tokens is None else -(-(window_tokens - 1) // chunk_tokens) + 1

@@ -1,0 +1,375 @@
+"""The table of L1 objects: their states, and the leases that guard them.
+
+    absent  -> staging     reserve_write: a slot and a write lease
+    staging -> resident    finish_write by the lease's holder
+    staging -> absent      abandoned; or the lease ran out, and the slot waits in quarantine for its holder's answer
+    staging -> discarded   another copy of the key was published first
+    resident, read n times reserve_read, one lease per call
+    resident -> absent     evicted or deleted, only with no reader; a temporary one when its last reader leaves
+
+Only resident objects stand in `ObjectSpace.objects`, so a lookup is one dict access and an unpublished byte cannot be
+found. The policy hears of uses in batches, when it is needed: a lookup only notes what it touched.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import msgspec
+
+from kvcore.api import EvictionPolicy, ObjectKey
+from kvcore.l1.allocator import Allocator, round_up
+from kvcore.l1.arena import Arena
+
+LOW_WATERMARK = 0.02
+"""When room is needed, this share of the arena is freed at once, so that eviction is rare."""
+_MAX_NOTES = 512
+
+
+class ObjectSpace:
+    """The objects of one namespace and group, all `nbytes` long."""
+
+    __slots__ = ("group", "namespace", "nbytes", "objects", "slot_bytes", "staging")
+
+    def __init__(self, namespace: bytes, group: int, nbytes: int) -> None:
+        self.namespace = namespace
+        self.group = group
+        self.nbytes = nbytes
+        self.slot_bytes = round_up(nbytes)
+        self.objects: dict[bytes, L1Object] = {}
+        self.staging: dict[bytes, L1Object] = {}
+
+
+class L1Object(msgspec.Struct, eq=False, gc=False):
+    """One object and its slot. Fields change only under the table's lock; compared and hashed by identity.
+
+    A msgspec struct, because making one costs a third of a class with slots.
+    """
+
+    space: ObjectSpace
+    chunk_hash: bytes
+    slot: int
+    temporary: bool = False
+    readers: int = 0
+
+    @property
+    def key(self) -> ObjectKey:
+        """The object's name outside L1."""
+        return ObjectKey(self.space.namespace, self.chunk_hash, self.space.group)
+
+
+class ReadLease:
+    """The right to read some resident objects until `deadline`. `objects` is empty once it has ended."""
+
+    __slots__ = ("deadline", "ended", "objects")
+
+    def __init__(self, objects: "list[L1Object]", deadline: float) -> None:
+        self.objects = objects
+        self.deadline = deadline
+        self.ended = False
+
+
+class WriteLease:
+    """The right to fill some staging slots until `deadline`."""
+
+    __slots__ = ("deadline", "ended", "expired", "objects")
+
+    def __init__(self, objects: "list[L1Object]", deadline: float) -> None:
+        self.objects = objects
+        self.deadline = deadline
+        self.ended = False
+        self.expired = False
+
+
+def _nothing(objects: Sequence[L1Object]) -> None:
+    pass
+
+
+def _pinned(obj: Any) -> bool:
+    return bool(obj.readers)
+
+
+class L1:
+    """Host memory with its objects. Thread-safe; every call is a batch under one lock and never waits for I/O.
+
+    Args:
+        arena: the memory.
+        policy: which object goes first; its keys are `L1Object`s.
+        lease_s: how long a lease lasts unless renewed.
+        on_evict: called with the objects that made room, outside the lock.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        policy: EvictionPolicy,
+        *,
+        lease_s: float = 60.0,
+        on_evict: Callable[[Sequence[L1Object]], None] = _nothing,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.arena = arena
+        self.lease_s = lease_s
+        self._allocator = Allocator(arena.size)
+        self._policy = policy
+        self._on_evict = on_evict
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._spaces: dict[tuple[bytes, int], ObjectSpace] = {}
+        self._notes: list[tuple[int, list[L1Object]]] = []  # (size of each if they are new, else 0; objects), in order
+        self._leases: deque[ReadLease | WriteLease] = deque()
+        self.quarantined_bytes = 0
+
+    # -- spaces ------------------------------------------------------------------------------------------------------
+
+    def space(self, namespace: bytes, group: int, nbytes: int) -> ObjectSpace:
+        """The space of this namespace and group, made at first use. One size per space."""
+        with self._lock:
+            space = self._spaces.setdefault((namespace, group), ObjectSpace(namespace, group, nbytes))
+        if space.nbytes != nbytes:
+            raise ValueError(f"objects of this namespace have {space.nbytes} bytes, not {nbytes}")
+        return space
+
+    def clear(self, namespace: bytes) -> int:
+        """Delete what no one reads in all spaces of `namespace`; how many objects went. Leased ones stay."""
+        with self._lock:
+            self._settle()
+            gone = [
+                obj
+                for (ns, _), space in self._spaces.items()
+                if ns == namespace
+                for obj in space.objects.values()
+                if not obj.readers
+            ]
+            self._policy.remove(gone)
+            self._drop(gone)
+        return len(gone)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def reserve_read(self, space: ObjectSpace, hashes: Sequence[bytes]) -> ReadLease:
+        """Lease the resident objects at the front of `hashes`, up to the first that is absent."""
+        get = space.objects.get
+        found: list[L1Object] = []
+        append = found.append
+        with self._lock:
+            for chunk_hash in hashes:
+                obj = get(chunk_hash)
+                if obj is None:
+                    break
+                obj.readers += 1
+                append(obj)
+            return self._read_lease(found)
+
+    def reserve_each(self, space: ObjectSpace, hashes: Sequence[bytes]) -> tuple[ReadLease, list[L1Object | None]]:
+        """Lease every resident object of `hashes`; the list says which, in order."""
+        get = space.objects.get
+        with self._lock:
+            objects = [get(h) for h in hashes]
+            found = [o for o in objects if o is not None]
+            for obj in found:
+                obj.readers += 1
+            return self._read_lease(found), objects
+
+    def renew(self, lease: ReadLease | WriteLease) -> bool:
+        """Start the lease's time again. False when it has ended."""
+        with self._lock:
+            if lease.ended:
+                return False
+            lease.deadline = self._clock() + self.lease_s
+            return True
+
+    def keep(self, lease: ReadLease) -> None:
+        """What was loaded for this reader only stays resident after all: it was used."""
+        with self._lock:
+            kept = [o for o in lease.objects if o.temporary]
+            for obj in kept:
+                obj.temporary = False
+            if kept:
+                self._note(kept[0].space.slot_bytes, kept)
+
+    def end_read(self, lease: ReadLease) -> None:
+        """Give the lease back. Idempotent; harmless after it ran out."""
+        with self._lock:
+            self._end_read(lease)
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def reserve_write(
+        self, space: ObjectSpace, hashes: Sequence[bytes], *, temporary: bool = False
+    ) -> tuple[WriteLease, int, int]:
+        """Slots for those of `hashes` that are neither resident nor being written.
+
+        Returns the lease (its `objects` in order of `hashes`), how many were already there or on their way, and how
+        many found no room. Evicts as needed. `hashes` must not repeat.
+        """
+        evicted: list[L1Object] = []
+        with self._lock:
+            objects, staging = space.objects, space.staging
+            wanted = [h for h in hashes if h not in objects]
+            if staging:
+                wanted = [h for h in wanted if h not in staging]
+            known = len(hashes) - len(wanted)
+            slots = self._allocate(space.slot_bytes, len(wanted), evicted) if wanted else []
+            # zip stops at the last slot: without room for all, the front of the prefix is the useful part
+            new = [L1Object(space, h, slot, temporary) for h, slot in zip(wanted, slots)]  # noqa: B905
+            lease = WriteLease(new, self._clock() + self.lease_s)
+            if new:
+                staging.update(zip(wanted, new))  # noqa: B905
+                self._leases.append(lease)
+            else:
+                lease.ended = True
+        if evicted:
+            self._on_evict(evicted)
+        return lease, known, len(wanted) - len(new)
+
+    def finish_write(
+        self, lease: WriteLease, ok: bool = True, *, failed: Collection[L1Object] = (), read: bool = False
+    ) -> tuple[list[L1Object], ReadLease]:
+        """Publish what the lease's holder has filled, less `failed`, or abandon it all. Late and repeated calls are
+        harmless.
+
+        Returns the objects now resident through this call, and with `read` a read lease on them taken in the same
+        moment, so that they cannot be evicted in between.
+        """
+        with self._lock:
+            published: list[L1Object] = []
+            if lease.expired:
+                self._unquarantine(lease)
+            elif not lease.ended:
+                lease.ended = True
+                space = lease.objects[0].space  # a write lease never spans spaces
+                objects, staging = space.objects, space.staging
+                lost: list[L1Object] = []
+                for obj in lease.objects:
+                    chunk_hash = obj.chunk_hash
+                    del staging[chunk_hash]
+                    if ok and chunk_hash not in objects and (not failed or obj not in failed):
+                        objects[chunk_hash] = obj
+                        published.append(obj)
+                    else:
+                        lost.append(obj)
+                lease.objects = []
+                if lost:
+                    self._free(lost)
+                if published:
+                    if not published[0].temporary:
+                        self._note(space.slot_bytes, published)
+                    if read:
+                        for obj in published:
+                            obj.readers += 1
+            return published, self._read_lease(published if read else [])
+
+    # -- housekeeping ------------------------------------------------------------------------------------------------
+
+    def reap(self) -> tuple[int, int]:
+        """End leases that ran out; how many read and write leases those were.
+
+        The slots of an expired write stay in quarantine until `finish_write` says that no copy is in flight.
+        """
+        now = self._clock()
+        reads = writes = 0
+        with self._lock:
+            for _ in range(len(self._leases)):
+                lease = self._leases.popleft()
+                if lease.ended:
+                    continue
+                if lease.deadline > now:
+                    self._leases.append(lease)
+                elif isinstance(lease, ReadLease):
+                    reads += 1
+                    self._end_read(lease)
+                else:
+                    writes += 1
+                    lease.ended = lease.expired = True
+                    for obj in lease.objects:
+                        del obj.space.staging[obj.chunk_hash]
+                        self.quarantined_bytes += obj.space.slot_bytes
+                    self.arena.bump([o.slot for o in lease.objects])
+        return reads, writes
+
+    def usage(self) -> dict[str, int]:
+        """Bytes and counts for metrics: `size`, `free`, `quarantined`, `objects`, `staging`, `leases`."""
+        with self._lock:
+            return {
+                "size": self.arena.size,
+                "free": self._allocator.free_bytes,
+                "quarantined": self.quarantined_bytes,
+                "objects": sum(len(s.objects) for s in self._spaces.values()),
+                "staging": sum(len(s.staging) for s in self._spaces.values()),
+                "leases": sum(1 for lease in self._leases if not lease.ended),
+            }
+
+    def view(self, obj: L1Object) -> memoryview:
+        """The bytes of an object its caller holds a lease on."""
+        return self.arena.buffer[obj.slot : obj.slot + obj.space.nbytes]
+
+    # -- under the lock ----------------------------------------------------------------------------------------------
+
+    def _read_lease(self, found: list[L1Object]) -> ReadLease:
+        lease = ReadLease(found, self._clock() + self.lease_s)
+        if found:
+            self._leases.append(lease)
+            self._note(0, found)
+        else:
+            lease.ended = True
+        return lease
+
+    def _end_read(self, lease: ReadLease) -> None:
+        if lease.ended:
+            return
+        lease.ended = True
+        for obj in lease.objects:
+            obj.readers -= 1
+        temporary = [o for o in lease.objects if o.temporary and not o.readers]
+        lease.objects = []
+        if temporary:
+            self._drop(temporary)
+
+    def _note(self, new_bytes: int, objects: list[L1Object]) -> None:
+        self._notes.append((new_bytes, objects[::-1]))  # tail first: the head of a prefix is the most recent
+        if len(self._notes) >= _MAX_NOTES:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Tell the policy what happened since it was last needed. Comes before every drop of what it knows, so no
+        note is of an object that has gone; temporary ones it never heard of, and ignores."""
+        for new_bytes, objects in self._notes:
+            if new_bytes:
+                self._policy.insert(objects, [new_bytes] * len(objects))
+            else:
+                self._policy.touch(objects)
+        self._notes.clear()
+
+    def _allocate(self, nbytes: int, count: int, evicted: list[L1Object]) -> list[int]:
+        slots = self._allocator.alloc(nbytes, count)
+        need = max((count - len(slots)) * nbytes, int(self.arena.size * LOW_WATERMARK))
+        while len(slots) < count:
+            self._settle()
+            victims: list[Any] = self._policy.evict(need, _pinned)
+            if not victims:
+                break
+            self._drop(victims)
+            evicted += victims
+            slots += self._allocator.alloc(nbytes, count - len(slots))
+        return slots
+
+    def _drop(self, objects: Sequence[L1Object]) -> None:
+        for obj in objects:
+            del obj.space.objects[obj.chunk_hash]
+        self._free(objects)
+
+    def _free(self, objects: Sequence[L1Object]) -> None:
+        for nbytes in {space.slot_bytes for space in {o.space for o in objects}}:
+            slots = [o.slot for o in objects if o.space.slot_bytes == nbytes]
+            self.arena.bump(slots)
+            self._allocator.free(nbytes, slots)
+
+    def _unquarantine(self, lease: WriteLease) -> None:
+        self.quarantined_bytes -= sum(o.space.slot_bytes for o in lease.objects)
+        self._free(lease.objects)
+        lease.objects = []
+        lease.expired = False

@@ -1,0 +1,86 @@
+"""A payload through its serde chain and into a frame, and back. Synchronous: runs on threads, without state."""
+
+from collections.abc import Callable, Sequence
+
+from kvcore.api import FrameError, ObjectKey, ObjectLayout, Serde, SerdeError
+from kvcore.l2 import frame
+from kvcore.l2.frame import HEADER_BYTES, Stage
+
+Resolve = Callable[[str], Serde | None]
+"""Finds the serde that reads a tag, or None."""
+
+
+class Codec:
+    """Encodes with the configured chain; decodes whatever chain the frame names.
+
+    Args:
+        chain: the tier's serdes in order; empty stores payloads as they are.
+        resolve: finds serdes of other tags, so that a changed configuration still reads what is stored.
+    """
+
+    def __init__(self, chain: Sequence[Serde], resolve: Resolve) -> None:
+        self.chain = tuple(chain)
+        self._resolve = resolve
+        self._by_tag = {serde.tag: serde for serde in chain}
+
+    @property
+    def plain(self) -> bool:
+        """Payloads are stored as they are, so they can go straight from and to L1."""
+        return not self.chain
+
+    def max_encoded_bytes(self, nbytes: int) -> int:
+        """Room that any stored payload of `nbytes` may need: one that grew is kept plain."""
+        most = nbytes
+        for serde in self.chain:
+            most = max(most, serde.max_encoded_bytes(most))
+        return most
+
+    def encode(self, key: ObjectKey, payload: memoryview, layout: ObjectLayout, header: memoryview) -> memoryview:
+        """Fill `header` and return the payload to store: `payload` itself when the chain gains nothing."""
+        data, stages = payload, []
+        for serde in self.chain:
+            stages.append(Stage(serde.tag, len(data)))
+            data = memoryview(serde.encode(data, layout)).cast("B")
+        if len(data) >= len(payload) and not any(serde.lossy for serde in self.chain):
+            data, stages = payload, []
+        frame.pack(key, len(data), stages, frame.checksum(data), header)
+        return data
+
+    def decode(
+        self, key: ObjectKey, header: memoryview, body: memoryview, stored: int, into: memoryview, layout: ObjectLayout
+    ) -> None:
+        """Check a stored frame and bring its payload into `into`. Raises `FrameError`.
+
+        `body` is the memory that the payload was read into: `into` itself, when it was read in place.
+        """
+        found = frame.unpack(key, header, stored)
+        original = found.stages[0].input_bytes if found.stages else found.payload_bytes
+        if original != len(into) or found.payload_bytes > len(body):
+            raise FrameError("length", f"holds {original} bytes, the object has {len(into)}")
+        data = body[: found.payload_bytes]
+        if frame.checksum(data) != found.checksum:
+            raise FrameError("checksum", "the payload's checksum does not match")
+        if not found.stages:
+            if body is not into:
+                into[:] = data
+            return
+        if body is into:  # encoded bytes were read in place: decoding must not overwrite its own source
+            data = memoryview(bytes(data))
+        for i in range(len(found.stages) - 1, -1, -1):
+            stage = found.stages[i]
+            serde = self._by_tag.get(stage.tag) or self._find(stage.tag)
+            if stage.input_bytes > 4 * len(into) + HEADER_BYTES:
+                raise FrameError("header", f"stage {stage.tag} claims {stage.input_bytes} bytes")
+            target = into if i == 0 else memoryview(bytearray(stage.input_bytes))
+            try:
+                serde.decode(data, target, layout)
+            except SerdeError as error:
+                raise FrameError("serde", f"{stage.tag}: {error}") from error
+            data = target
+
+    def _find(self, tag: str) -> Serde:
+        serde = self._resolve(tag)
+        if serde is None:
+            raise FrameError("unknown_serde", f"no installed serde reads {tag!r}")
+        self._by_tag[tag] = serde
+        return serde

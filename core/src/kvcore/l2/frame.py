@@ -1,0 +1,97 @@
+"""The frame around every stored object: a header page and the payload. Written down in `docs/format.md`.
+
+Little-endian throughout. The header takes a whole page, so that the payload of a frame stays page-aligned on disk and
+in memory. Nothing in it is executable, and every field is bounded before it is used.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import xxhash
+
+from kvcore.api import FrameError, ObjectKey
+
+HEADER_BYTES = 4096
+VERSION = 1
+MAX_STAGES = 8
+MAX_TAG_BYTES = 32
+MAX_PAYLOAD_BYTES = 1 << 40
+_MAGIC = b"KVCFRAME"
+# magic, version, header bytes, payload bytes, group, hash length, stages, namespace, payload checksum
+_FIXED = struct.Struct("<8sHHxxxxQIHH16s16s")
+_STAGE = struct.Struct("<QB")  # input bytes, length of the tag; the tag follows
+_CHECK = struct.Struct("<Q")
+
+
+class Stage(NamedTuple):
+    """One serde of the chain: its tag, and the length in bytes of what it was given to encode."""
+
+    tag: str
+    input_bytes: int
+
+
+class Frame(NamedTuple):
+    """What a valid header says."""
+
+    payload_bytes: int
+    stages: tuple[Stage, ...]
+    checksum: bytes
+
+
+def checksum(payload: "Sequence[memoryview] | memoryview") -> bytes:
+    """XXH3-128 of the payload, 16 bytes."""
+    digest = xxhash.xxh3_128()
+    for part in (payload,) if isinstance(payload, memoryview) else payload:
+        digest.update(part)
+    return digest.digest()
+
+
+def pack(key: ObjectKey, payload_bytes: int, stages: Sequence[Stage], payload_checksum: bytes, into: memoryview) -> None:
+    """Write the header of a frame into `into`, which is `HEADER_BYTES` long."""
+    fields = [
+        _FIXED.pack(
+            _MAGIC, VERSION, HEADER_BYTES, payload_bytes, key.group, len(key.chunk_hash), len(stages),
+            key.namespace, payload_checksum,
+        ),
+        key.chunk_hash,
+    ]  # fmt: skip
+    for tag, input_bytes in stages:
+        encoded = tag.encode("ascii")
+        if not 1 <= len(encoded) <= MAX_TAG_BYTES or len(stages) > MAX_STAGES:
+            raise FrameError("serde", f"a chain has at most {MAX_STAGES} serdes with tags of 1 to {MAX_TAG_BYTES} characters")
+        fields.append(_STAGE.pack(input_bytes, len(encoded)) + encoded)
+    header = b"".join(fields)
+    into[:] = header.ljust(HEADER_BYTES - _CHECK.size, b"\0") + _CHECK.pack(xxhash.xxh3_64_intdigest(header))
+
+
+def unpack(key: ObjectKey, header: memoryview, stored_bytes: int) -> Frame:
+    """Read the header of a stored object of `stored_bytes` that should be `key`'s. Raises `FrameError`."""
+    if stored_bytes < HEADER_BYTES or len(header) < HEADER_BYTES:
+        raise FrameError("short", f"{stored_bytes} bytes, less than a header")
+    magic, version, header_bytes, payload_bytes, group, hash_bytes, stage_count, namespace, payload_checksum = (
+        _FIXED.unpack_from(header)
+    )
+    if magic != _MAGIC:
+        raise FrameError("magic", f"begins with {magic!r}, not {_MAGIC!r}")
+    if version != VERSION or header_bytes != HEADER_BYTES:
+        raise FrameError("version", f"format version {version}, this release reads {VERSION}")
+    at = _FIXED.size + hash_bytes
+    stages = []
+    if stage_count > MAX_STAGES or at > HEADER_BYTES // 2 or payload_bytes > MAX_PAYLOAD_BYTES:
+        raise FrameError("header", "a field of the header is out of bounds")
+    for _ in range(stage_count):
+        input_bytes, tag_bytes = _STAGE.unpack_from(header, at)
+        at += _STAGE.size
+        tag = bytes(header[at : at + tag_bytes])
+        at += tag_bytes
+        if not 1 <= tag_bytes <= MAX_TAG_BYTES or input_bytes > MAX_PAYLOAD_BYTES or not tag.isascii():
+            raise FrameError("header", "a serde stage of the header is out of bounds")
+        stages.append(Stage(tag.decode("ascii"), input_bytes))
+    if _CHECK.unpack_from(header, HEADER_BYTES - _CHECK.size)[0] != xxhash.xxh3_64_intdigest(header[:at]):
+        raise FrameError("header", "the header's own checksum does not match")
+    if (namespace, bytes(header[_FIXED.size : _FIXED.size + hash_bytes]), group) != key:
+        raise FrameError("key", "the frame belongs to another object")
+    if stored_bytes != HEADER_BYTES + payload_bytes:
+        raise FrameError("length", f"{stored_bytes} bytes stored, {HEADER_BYTES + payload_bytes} expected")
+    return Frame(payload_bytes, tuple(stages), payload_checksum)

@@ -1,0 +1,286 @@
+"""A tier: a storage behind its serde chain, with a deadline on every call and a circuit breaker around it."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kvcore.api import (
+    BlockingStorage,
+    Failed,
+    FrameError,
+    Item,
+    Loaded,
+    LoadOutcome,
+    Missing,
+    ObjectKey,
+    ObjectLayout,
+    Storage,
+    Stored,
+    StoreOutcome,
+    Usage,
+)
+from kvcore.l2.blocking import Calls, DeadlineExceeded
+from kvcore.l2.breaker import Breaker
+from kvcore.l2.buffers import StagingPool, headers
+from kvcore.l2.codec import Codec
+from kvcore.l2.frame import HEADER_BYTES
+from kvcore.l2.threads import Threads
+from kvcore.observe import Metrics, Throttle, logger
+
+KEEP = ("version", "unknown_serde")
+"""Frames that another release or configuration may still read: they are misses, and stay."""
+
+
+class Transfer(NamedTuple):
+    """One object to move: its key, its payload in the caller's memory, and its layout."""
+
+    key: ObjectKey
+    payload: memoryview
+    layout: ObjectLayout
+
+
+class Loads(NamedTuple):
+    """Outcome per object, and a future that ends when the storage no longer touches the payloads (None: now)."""
+
+    outcomes: list[LoadOutcome]
+    settled: "asyncio.Future[Any] | None" = None
+
+
+class Stores(NamedTuple):
+    """Outcome per object, and a future that ends when the storage no longer touches the payloads (None: now)."""
+
+    outcomes: list[StoreOutcome]
+    settled: "asyncio.Future[Any] | None" = None
+
+
+class Tier:
+    """One storage of the L2 stack. All methods run on one event loop and never raise for a storage's faults.
+
+    Args:
+        name: as in metrics and logs.
+        storage: the plugin's instance.
+        codec: the serde chain.
+        threads: where encoding, decoding and checksums run.
+        timeout_s: the deadline of every storage call.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        storage: Storage | BlockingStorage,
+        codec: Codec,
+        *,
+        threads: Threads,
+        timeout_s: float,
+        metrics: Metrics,
+    ) -> None:
+        self.name = name
+        self.codec = codec
+        self.storage = storage
+        self._calls = Calls(storage, name, timeout_s)
+        self._threads = threads
+        self._metrics = metrics
+        self._log = Throttle()
+        self._slots = asyncio.Semaphore(max(1, storage.preferred_concurrency))
+        self._staging = StagingPool(2 * max(1, storage.preferred_concurrency))
+        self.breaker = Breaker(self._changed)
+        metrics.set("tier_open", 1, name)
+
+    async def open(self) -> None:
+        """Open the storage. Raises what the storage raises: at start, a fault is the user's to see."""
+        await self._calls.open()
+
+    async def close(self) -> None:
+        """Close the storage; a fault is logged."""
+        try:
+            await self._calls.close()
+        except Exception as error:
+            logger.warning("tier %s: close failed: %s", self.name, error)
+
+    def batch_size(self, objects: int, nbytes: int) -> int:
+        """Into how large batches to cut `objects` of `nbytes`: enough of them to keep the storage busy."""
+        share = -(-objects // (2 * max(1, self.storage.preferred_concurrency)))
+        return max(1, min(share, (32 << 20) // max(1, nbytes)))
+
+    async def exists(self, keys: Sequence[ObjectKey]) -> list[bool]:
+        """Which objects the storage says it has; all False when it does not answer."""
+        if not keys or not self.breaker.allow():
+            return [False] * len(keys)
+        try:
+            answer = await self._calls.exists(keys)
+        except Exception as error:
+            self._failed("exists", len(keys), error)
+            return [False] * len(keys)
+        self.breaker.success()
+        return [bool(x) for x in answer]
+
+    async def load(self, wanted: Sequence[Transfer]) -> Loads:
+        """Bring objects into their payloads, checked and decoded."""
+        if not self.breaker.allow():
+            return Loads([Failed("the circuit breaker is open", "tier_down")] * len(wanted))
+        async with self._slots:
+            return await self._load(wanted)
+
+    async def store(self, given: Sequence[Transfer]) -> Stores:
+        """Encode objects and write them."""
+        if not self.breaker.allow():
+            return Stores([Failed("the circuit breaker is open", "tier_down")] * len(given))
+        async with self._slots:
+            return await self._store(given)
+
+    async def delete(self, keys: Sequence[ObjectKey]) -> None:
+        """Delete objects; a fault is counted."""
+        try:
+            await self._calls.delete(keys)
+        except Exception as error:
+            self._failed("delete", len(keys), error)
+
+    async def usage(self) -> Usage | None:
+        """What the storage holds, or None."""
+        try:
+            return await self._calls.usage()
+        except Exception:
+            return None
+
+    async def ping(self) -> None:
+        """Prove that the storage answers. Raises what it raises."""
+        await self._calls.ping()
+
+    # -- loading -----------------------------------------------------------------------------------------------------
+
+    async def _load(self, wanted: Sequence[Transfer]) -> Loads:
+        begun = time.perf_counter()
+        pages = headers(len(wanted))
+        room = [self.codec.max_encoded_bytes(len(t.payload)) for t in wanted]
+        staged = [] if self.codec.plain else [self._staging.take(n) for n in room]
+        bodies = [memoryview(b)[:n] for b, n in zip(staged, room, strict=True)] if staged else [t.payload for t in wanted]
+        items = [Item(t.key, (h, b)) for t, h, b in zip(wanted, pages, bodies, strict=True)]
+        try:
+            raw = await self._calls.load(items)
+        except DeadlineExceeded as error:
+            self._failed("load", len(wanted), error)
+            return Loads([Failed(str(error), "timeout")] * len(wanted), error.settled)
+        except Exception as error:
+            self._failed("load", len(wanted), error)
+            return Loads([Failed(str(error))] * len(wanted))
+        self._answered(raw)
+        outcomes = await self._threads.run(self._decode, wanted, pages, bodies, raw)
+        del items
+        for view in bodies if staged else ():
+            view.release()
+        for buffer in staged:
+            self._staging.give(buffer)
+        self._count("load", outcomes, sum(o.nbytes for o in outcomes if isinstance(o, Loaded)), begun)
+        corrupt = [t.key for t, o in zip(wanted, outcomes, strict=True) if isinstance(o, Failed) and o.kind == "corrupt"]
+        if corrupt:
+            self._log.warning("corrupt", f"tier {self.name}: {len(corrupt)} corrupt objects are deleted")
+            await self.delete(corrupt)
+        return Loads(outcomes)
+
+    def _decode(
+        self,
+        wanted: Sequence[Transfer],
+        pages: Sequence[memoryview],
+        bodies: Sequence[memoryview],
+        raw: Sequence[LoadOutcome],
+    ) -> list[LoadOutcome]:
+        outcomes: list[LoadOutcome] = []
+        for transfer, page, body, outcome in zip(wanted, pages, bodies, raw, strict=True):
+            if isinstance(outcome, Loaded):
+                try:
+                    self.codec.decode(transfer.key, page, body, outcome.nbytes, transfer.payload, transfer.layout)
+                except FrameError as error:
+                    kind = error.reason if error.reason in KEEP else "corrupt"
+                    outcome = Failed(f"{error.reason}: {error}", kind)  # noqa: PLW2901
+                except Exception as error:  # a serde's own bug is a miss, not a crash
+                    outcome = Failed(f"decoding failed: {error!r}", "serde")  # noqa: PLW2901
+            elif isinstance(outcome, Failed) and outcome.kind == "too_large":
+                outcome = Failed(outcome.reason, "corrupt")  # noqa: PLW2901 - no frame of this key is larger
+            outcomes.append(outcome)
+        return outcomes
+
+    # -- storing -----------------------------------------------------------------------------------------------------
+
+    async def _store(self, given: Sequence[Transfer]) -> Stores:
+        begun = time.perf_counter()
+        pages = headers(len(given))
+        try:
+            bodies, staged = await self._threads.run(self._encode, given, pages)
+        except Exception as error:  # a serde's own bug: the object is not stored, the tier is not to blame
+            self._log.warning("encode", f"tier {self.name}: encoding failed: {error!r}")
+            self._metrics.add("tier_operations", len(given), self.name, "store", "serde")
+            return Stores([Failed(f"encoding failed: {error!r}", "serde")] * len(given))
+        limit = self.storage.max_object_bytes
+        items = [Item(t.key, (h, b)) for t, h, b in zip(given, pages, bodies, strict=True)]
+        fits = [limit is None or item.nbytes <= limit for item in items]
+        try:
+            answers = iter(await self._calls.store([i for i, ok in zip(items, fits, strict=True) if ok]) if any(fits) else ())
+        except DeadlineExceeded as error:
+            self._failed("store", len(given), error)
+            return Stores([Failed(str(error), "timeout")] * len(given), error.settled)
+        except Exception as error:
+            self._failed("store", len(given), error)
+            return Stores([Failed(str(error))] * len(given))
+        too_large = Failed(f"larger than the storage's limit of {limit} bytes", "too_large")
+        outcomes: list[StoreOutcome] = [next(answers) if ok else too_large for ok in fits]
+        self._answered(outcomes)
+        written = sum(i.nbytes for i, o in zip(items, outcomes, strict=True) if isinstance(o, Stored))
+        if not self.codec.plain:
+            self._metrics.add("serde_bytes", sum(len(t.payload) for t in given), self.name, "in")
+            self._metrics.add("serde_bytes", sum(len(b) for b in bodies), self.name, "out")
+        del items, bodies
+        for buffer in staged:
+            self._staging.give(buffer)
+        self._count("store", outcomes, written, begun)
+        return Stores(outcomes)
+
+    def _encode(self, given: Sequence[Transfer], pages: Sequence[memoryview]) -> tuple[list[memoryview], list[Any]]:
+        bodies, staged = [], []
+        for transfer, page in zip(given, pages, strict=True):
+            data = self.codec.encode(transfer.key, transfer.payload, transfer.layout, page)
+            if data is not transfer.payload:
+                # page-aligned, so that a direct write needs no copy of its own
+                buffer = self._staging.take(len(data))
+                body = memoryview(buffer)[: len(data)]
+                body[:] = data
+                staged.append(buffer)
+                data = body
+            bodies.append(data)
+        return bodies, staged
+
+    def _answered(self, outcomes: Sequence[LoadOutcome | StoreOutcome]) -> None:
+        if all(isinstance(o, Failed) and o.kind == "io" for o in outcomes):
+            self.breaker.failure()
+        else:
+            self.breaker.success()
+
+    # -- accounts ----------------------------------------------------------------------------------------------------
+
+    def _count(self, op: str, outcomes: Sequence[LoadOutcome | StoreOutcome], nbytes: int, begun: float) -> None:
+        counts: dict[str, int] = {}
+        for outcome in outcomes:
+            kind = "ok"
+            if isinstance(outcome, Failed):
+                kind = outcome.kind
+                self._log.warning(f"{op} {kind}", f"tier {self.name}: {op} failed: {outcome.reason}")
+            elif isinstance(outcome, Missing):
+                kind = "missing"
+            counts[kind] = counts.get(kind, 0) + 1
+        for kind, count in counts.items():
+            self._metrics.add("tier_operations", count, self.name, op, kind)
+        self._metrics.add("tier_bytes", nbytes, self.name, op)
+        self._metrics.observe("tier_seconds", time.perf_counter() - begun, self.name, op)
+
+    def _failed(self, op: str, count: int, error: Exception) -> None:
+        kind = "timeout" if isinstance(error, DeadlineExceeded) else "error"
+        self._metrics.add("tier_operations", count, self.name, op, kind)
+        self._log.warning(f"{op} {kind}", f"tier {self.name}: {op} failed: {error or repr(error)}")
+        self.breaker.failure()
+
+    def _changed(self, closed: bool) -> None:
+        self._metrics.set("tier_open", int(closed), self.name)
+        if closed:
+            logger.warning("tier %s answers again and is used again", self.name)
+        else:
+            logger.warning("tier %s keeps failing and is left alone for a while; requests go on without it", self.name)

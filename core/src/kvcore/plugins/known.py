@@ -1,0 +1,33 @@
+"""Names the core knows without looking: its own built-ins, and where first-party plugins come from."""
+
+from collections.abc import Mapping
+
+CORE = "kvcore"
+"""The distribution whose names are reserved."""
+
+BUILTINS: Mapping[str, Mapping[str, str]] = {
+    "storage": {"memory": "kvcore.builtin.memory"},
+    "serde": {"raw": "kvcore.builtin.raw"},
+    "keys": {"tokens": "kvcore.builtin.keys_tokens", "engine": "kvcore.builtin.keys_engine"},
+    "eviction": {
+        "lru": "kvcore.builtin.eviction_lru",
+        "lfu": "kvcore.builtin.eviction_lfu",
+        "fifo": "kvcore.builtin.eviction_fifo",
+        "mru": "kvcore.builtin.eviction_mru",
+        "s3fifo": "kvcore.builtin.eviction_s3fifo",
+    },
+}
+"""The core's own entry points, kind -> name -> module. Used when the core runs without its metadata (from a source
+tree); a test keeps it equal to `pyproject.toml`."""
+
+PACKAGES: Mapping[tuple[str, str], str] = {
+    ("storage", "disk"): "kvcore-disk",
+    ("storage", "s3"): "kvcore-s3",
+    ("storage", "redis"): "kvcore-redis",
+    ("storage", "mooncake"): "kvcore-mooncake",
+    ("serde", "zstd"): "kvcore-zstd",
+    ("serde", "shuffle"): "kvcore-zstd",
+    ("engine", "vllm"): "kvcore-vllm",
+    ("engine", "sglang"): "kvcore-sglang",
+}
+"""First-party plugins that are packages of their own: (kind, name) -> the distribution to install."""

@@ -1,0 +1,181 @@
+"""From a chosen entry point to a validated plugin. Every failure is one `PluginError` that says who, what and where."""
+
+import traceback
+from types import CodeType
+from typing import Any
+
+import pluggy
+
+from kvcore.api import hooks as hookspecs
+from kvcore.api.errors import KVCoreError, PluginError
+from kvcore.api.hooks import API_VERSIONS, ApiVersion, Component
+from kvcore.plugins.discover import Candidate
+from kvcore.plugins.known import CORE
+
+FAILURES = (Exception, SystemExit)
+"""What a plugin's code may raise into us. A module that calls `sys.exit` at import must not end the engine."""
+
+
+def manager() -> pluggy.PluginManager:
+    """A fresh manager with the hook specs. One per plugin: what failed leaves nothing behind."""
+    pm = pluggy.PluginManager(CORE)
+    pm.add_hookspecs(hookspecs)
+    return pm
+
+
+def load(candidate: Candidate) -> pluggy.PluginManager:
+    """Import the plugin and register its hooks, all of them known to this core. Raises `PluginError`."""
+    check_requires(candidate)
+    try:
+        target = candidate.entry.load()
+    except FAILURES as e:
+        raise failure(candidate, "cannot be imported", e) from e
+    pm = manager()
+    try:
+        pm.register(target, name=candidate.entry.value)
+        pm.check_pending()
+    except pluggy.PluginValidationError as e:
+        known = [name for name in vars(hookspecs) if name.startswith("kvcore_")]
+        lines = [_known_hooks(str(e), known)]
+        raise PluginError(f"{describe(candidate)} has a wrong hook: {' '.join(lines)}") from e
+    except FAILURES as e:
+        raise failure(candidate, "cannot be registered", e) from e
+    if not pm.get_hookcallers(target):
+        raise PluginError(
+            f"{describe(candidate)} implements no hook: {candidate.entry.value!r} needs a function "
+            f"marked @hookimpl, such as {_expected_hook(candidate)}"
+        )
+    return pm
+
+
+def component(candidate: Candidate, pm: pluggy.PluginManager) -> Component:
+    """The component the plugin offers for its kind. Raises `PluginError`."""
+    hook = getattr(pm.hook, f"kvcore_{candidate.kind}")
+    if not hook.get_hookimpls():
+        raise PluginError(
+            f"{describe(candidate)} does not implement kvcore_{candidate.kind}: {candidate.entry.value!r} stands in "
+            f"the entry-point group {candidate.entry.group!r}, so it must"
+        )
+    try:
+        offered = hook()
+    except FAILURES as e:
+        raise failure(candidate, f"failed in kvcore_{candidate.kind}()", e) from e
+    if not isinstance(offered, Component):
+        raise PluginError(f"{describe(candidate)}: kvcore_{candidate.kind}() returned {offered!r}, not a Component")
+    _check_api(candidate, offered.api)
+    if not callable(offered.factory):
+        raise PluginError(f"{describe(candidate)}: factory {offered.factory!r} cannot be called")
+    if offered.config is not None:
+        _check_config(candidate, offered.config)
+    return offered
+
+
+def check_requires(candidate: Candidate) -> None:
+    """Compare the distribution's `Requires-Dist: kvcore` with this core. Raises `PluginError`."""
+    if candidate.dist is None or candidate.builtin:
+        return
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
+
+    from kvcore import __version__
+
+    for line in candidate.dist.requires or ():
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            continue  # pip judges those; only the one on the core is ours
+        if canonicalize_name(requirement.name) != CORE or not _applies(requirement.marker):
+            continue
+        if not requirement.specifier.contains(__version__, prereleases=True):
+            raise PluginError(
+                f"{describe(candidate)} needs {CORE}{requirement.specifier}, but this is {CORE} {__version__}: "
+                f"pip install --upgrade {candidate.distribution} {CORE}"
+            )
+
+
+def _applies(marker: Any) -> bool:
+    return marker is None or bool(marker.evaluate({"extra": ""}))
+
+
+def _check_api(candidate: Candidate, api: object) -> None:
+    kind = candidate.kind
+    ours = API_VERSIONS[kind]  # type: ignore[index]  # the caller has checked the kind
+    if not (isinstance(api, tuple) and len(api) == 2 and all(type(part) is int for part in api)):
+        raise PluginError(
+            f"{describe(candidate)} declares api={api!r}: write a literal such as ApiVersion({ours.major}, 0)"
+        )
+    theirs = ApiVersion(*api)
+    if theirs.major != ours.major or theirs.minor > ours.minor:
+        newer = theirs > ours
+        raise PluginError(
+            f"{describe(candidate)} was built for {kind} API {theirs}, but {CORE} offers {ours}: "
+            f"pip install --upgrade {CORE if newer else candidate.distribution}"
+        )
+
+
+def _check_config(candidate: Candidate, config: Any) -> None:
+    from kvcore.api.config import PluginConfig
+
+    if not (isinstance(config, type) and issubclass(config, PluginConfig)):
+        raise PluginError(f"{describe(candidate)}: config {config!r} is no subclass of kvcore.api.PluginConfig")
+    if config.model_config.get("extra") != "forbid":
+        raise PluginError(
+            f"{describe(candidate)}: config {config.__name__} must keep extra='forbid', so that typos show"
+        )
+
+
+def describe(candidate: Candidate) -> str:
+    """`storage plugin 'disk' (kvcore-disk 0.1.0)`."""
+    return f"{candidate.kind} plugin {candidate.name!r} ({candidate.distribution} {candidate.version})"
+
+
+def failure(candidate: Candidate, what: str, cause: BaseException) -> PluginError:
+    """The one error for code of the plugin that raised: cause and place, and what to install where that is known."""
+    text = f"{describe(candidate)} {what}: {_cause(cause)}"
+    place = where(cause, candidate.entry.module)
+    if place and not isinstance(cause, KVCoreError):
+        text += f", at {place}"
+    missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
+    if missing and missing.partition(".")[0] != candidate.entry.module.partition(".")[0]:
+        text += f". The module {missing!r} is not installed here: pip install the package that brings it"
+    return PluginError(text)
+
+
+def _cause(cause: BaseException) -> str:
+    if isinstance(cause, KVCoreError):
+        return str(cause)
+    return f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
+
+
+def where(error: BaseException, module: str) -> str:
+    """`file:line` of the last frame in the plugin's own package, or else of the last frame with a source."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    package = module.partition(".")[0]
+    own = last = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        code: CodeType = frame.f_code
+        if code.co_filename.startswith("<") or frame.f_globals.get("__name__", "").startswith(
+            ("kvcore.plugins", "importlib")
+        ):
+            continue
+        last = f"{code.co_filename}:{line}"
+        if frame.f_globals.get("__name__", "").partition(".")[0] == package:
+            own = last
+    return own or last
+
+
+def _known_hooks(text: str, known: list[str]) -> str:
+    from difflib import get_close_matches
+
+    text = " ".join(text.split())
+    wrong = next(
+        (word for word in text.replace("'", " ").split() if word.startswith("kvcore_") and word not in known), None
+    )
+    near = get_close_matches(wrong, known, n=1) if wrong else []
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return f"{text}{hint}. The hooks are {', '.join(known)}"
+
+
+def _expected_hook(candidate: Candidate) -> str:
+    return "kvcore_stored" if candidate.kind == "hooks" else f"kvcore_{candidate.kind}"

@@ -1,0 +1,19 @@
+"""Conformance suites for plugin authors: subclass one, give a factory, and know that your component keeps the contract.
+
+    from kvcore.testing import StorageConformance
+
+    class TestAcmeStorage(StorageConformance):
+        def make_storage(self, tmp_path):
+            return AcmeStorage(AcmeConfig(path=tmp_path), Context())
+
+It needs `kvcore[testing]` (pytest and hypothesis) and nothing of the core but `kvcore.api`. kvcore's own built-ins and
+plugins pass the same suites.
+
+The promise: a patch release of kvcore never adds a test that a correct component of the same API version could fail.
+New mandatory tests come only in minor versions and stand in the changelog; a new capability comes with a flag that is
+off by default. A test that has nothing to say about a component is skipped with its reason (`pytest -rs`).
+"""
+
+from kvcore.testing.storage import StorageConformance
+
+__all__ = ["StorageConformance"]

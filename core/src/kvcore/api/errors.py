@@ -24,6 +24,10 @@ class ArenaError(KVCoreError):
     """Host memory for L1 could not be had or attached."""
 
 
+class LeaseError(KVCoreError):
+    """A lease ended before it was used: what it guarded may be gone, and must be computed again."""
+
+
 class StorageError(KVCoreError):
     """A storage cannot serve this call at all; the core counts it against the tier and treats loads as misses.
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 from kvcore.api.errors import ConfigError, PluginError
@@ -33,7 +34,7 @@ def load_config(
         raise _error(faults)  # nothing of the file could be read: what else is wrong would be guesswork
     faults += apply_environment(tree, env)
     faults += apply_flags(tree, flags or {})
-    config = _build(tree, registry, faults)
+    config = _Loader(tree, registry, faults).build()
     if config is None:
         raise _error(faults)
     config._sources = tree.sources
@@ -57,101 +58,101 @@ def _start(file: str | None, registry: Registry) -> tuple[Tree, list[Fault]]:
     return tree, []
 
 
-def _build(tree: Tree, registry: Registry, faults: list[Fault]) -> Config | None:
-    data = tree.value
-    specs: list[PluginSpec] = []
+class _Loader:
+    """The two passes over one tree; every fault found goes to `faults`."""
 
-    def take(kind: str, holder: Any, part: str | int, path: Path, default: str | None = None) -> None:
-        """Replace the plugin at `holder[part]` by its index in `specs`."""
-        if isinstance(holder, dict):
-            if part not in holder:
-                if default is None:
-                    return
-                holder[part] = default
-        node = holder[part]
-        specs.append(_spec(kind, node, path, tree, registry, faults))
-        holder[part] = len(specs) - 1
+    def __init__(self, tree: Tree, registry: Registry, faults: list[Fault]) -> None:
+        self.faults = faults
+        self._tree = tree
+        self._registry = registry
+        self._specs: list[PluginSpec] = []
 
-    data = _copy(data)
-    if isinstance(l1 := data.setdefault("l1", {}), dict):
-        take("eviction", l1, "eviction", ("l1", "eviction"), "lru")
-    take("keys", data, "keys", ("keys",), "engine")
-    for i, tier in _entries(data.get("l2")):
-        if isinstance(tier, dict):
-            take("storage", tier, "storage", ("l2", i, "storage"))
-            for j, _ in _entries(tier.get("serde")):
-                take("serde", tier["serde"], j, ("l2", i, "serde", j))
-    _name_tiers(data, specs, tree, faults)
-    _check_hooks(data, tree, registry, faults)
-    config = validate(Config, data, (), tree, faults, context={"specs": specs})
-    return config if not faults else None
+    def build(self) -> Config | None:
+        """The configuration, or None when there are faults."""
+        data = _copy(self._tree.value)
+        if isinstance(l1 := data.setdefault("l1", {}), dict):
+            l1.setdefault("eviction", "lru")
+            self._take("eviction", l1, "eviction", ("l1", "eviction"))
+        data.setdefault("keys", "engine")
+        self._take("keys", data, "keys", ("keys",))
+        for i, tier in _entries(data.get("l2")):
+            if isinstance(tier, dict):
+                if "storage" in tier:
+                    self._take("storage", tier, "storage", ("l2", i, "storage"))
+                for j, _ in _entries(tier.get("serde")):
+                    self._take("serde", tier["serde"], j, ("l2", i, "serde", j))
+        self._name_tiers(data)
+        self._check_hooks(data)
+        config = validate(Config, data, self._tree, self.faults, context={"specs": self._specs})
+        return None if self.faults else config
 
+    def _take(self, kind: str, holder: Any, part: str | int, path: Path) -> None:
+        """Validate the plugin at `holder[part]` and leave its index in `specs` there."""
+        self._specs.append(self._spec(kind, holder[part], path))
+        holder[part] = len(self._specs) - 1
 
-def _spec(kind: str, node: Any, path: Path, tree: Tree, registry: Registry, faults: list[Fault]) -> PluginSpec:
-    """Validate one plugin spec. What is wrong goes to `faults`, and a stand-in is returned."""
-    where = show(path)
-    options: dict[str, Any] = {}
-    name = node
-    if isinstance(node, dict):
-        options = {k: v for k, v in node.items() if k != "plugin"}
-        if "plugin" not in node:
-            text = f"`plugin` is missing: name the {kind} plugin"
-            faults.append(Fault(str(tree.source(path)), where, text))
+    def _spec(self, kind: str, node: Any, path: Path) -> PluginSpec:
+        where, at = show(path), self._tree.source(path)
+        name, options = node, {}
+        if isinstance(node, dict):
+            options = {k: v for k, v in node.items() if k != "plugin"}
+            if "plugin" not in node:
+                self._fault(at, path, f"`plugin` is missing: name the {kind} plugin")
+                return PluginSpec("", {}, where)
+            name, at = node["plugin"], self._tree.source((*path, "plugin"))
+        if not isinstance(name, str) or not name:
+            text = f"must be the name of a {kind} plugin or {{plugin: name, option: value}}, given {name!r}"
+            self._fault(at, path, text)
             return PluginSpec("", {}, where)
-        name = node["plugin"]
-    if not isinstance(name, str) or not name:
-        text = f"must be the name of a {kind} plugin or {{plugin: name, option: value}}, given {name!r}"
-        faults.append(Fault(str(tree.source(path)), where, text))
-        return PluginSpec("", {}, where)
-    at: Source = tree.source((*path, "plugin")) if isinstance(node, dict) else tree.source(path)
-    try:
-        model = registry.config_model(kind, name)
-    except PluginError as e:
-        faults.append(Fault(str(at), where, str(e)))
-        return PluginSpec(name, {}, where)
-    if model is None:
-        for key in options:
-            place = tree.source((*path, key)).at_key()
-            faults.append(Fault(place, show((*path, key)), f"no such option: {kind} plugin {name!r} has none"))
-        return PluginSpec(name, {}, where)
-    made = validate(model, options, path, tree, faults)
-    return PluginSpec(name, made if made is not None else {}, where)
+        try:
+            model = self._registry.config_model(kind, name)
+        except PluginError as e:
+            self._fault(at, path, str(e))
+            return PluginSpec(name, {}, where)
+        if model is None:
+            for key in options:
+                place = self._tree.source((*path, key)).at_key()
+                text = f"no such option: {kind} plugin {name!r} has none"
+                self.faults.append(Fault(place, show((*path, key)), text))
+            return PluginSpec(name, {}, where)
+        made = validate(model, options, self._tree, self.faults, prefix=path)
+        return PluginSpec(name, made if made is not None else {}, where)
 
+    def _name_tiers(self, data: dict[str, Any]) -> None:
+        """Give each tier a name of its own."""
+        tiers = [(i, t) for i, t in _entries(data.get("l2")) if isinstance(t, dict)]
+        taken: dict[str, str] = {"l1": "L1"}
+        for i, tier in tiers:
+            name = tier.get("name")
+            if isinstance(name, str):
+                if name in taken:
+                    path = ("l2", i, "name")
+                    self._fault(self._tree.source(path), path, f"the name {name!r} is taken by {taken[name]}")
+                taken.setdefault(name, f"l2[{i}]")
+        for i, tier in tiers:
+            if "name" not in tier and type(tier.get("storage")) is int:
+                base = self._specs[tier["storage"]].plugin.partition("@")[0]
+                names = (base if n == 1 else f"{base}-{n}" for n in count(1))
+                tier["name"] = next(name for name in names if name not in taken) if base else "unnamed"
+                taken[tier["name"]] = f"l2[{i}]"
 
-def _name_tiers(data: dict[str, Any], specs: list[PluginSpec], tree: Tree, faults: list[Fault]) -> None:
-    """Give each tier a name of its own."""
-    tiers = [(i, t) for i, t in _entries(data.get("l2")) if isinstance(t, dict)]
-    taken: dict[str, int] = {"l1": -1}
-    for i, tier in tiers:
-        name = tier.get("name")
-        if not isinstance(name, str):
-            if name is None:
-                tier.pop("name", None)
-            continue
-        if name in taken:
-            other = "L1 has it" if name == "l1" else f"l2[{taken[name]}] has it"
-            faults.append(Fault(str(tree.source(("l2", i, "name"))), f"l2[{i}].name", f"{name!r} is taken: {other}"))
-        taken[name] = i
-    for i, tier in tiers:
-        token = tier.get("storage")
-        if "name" not in tier and type(token) is int and token < len(specs):
-            base = specs[token].plugin.partition("@")[0]
-            name, n = base, 1
-            while name in taken:
-                n += 1
-                name = f"{base}-{n}"
-            if base:
-                tier["name"] = name
-                taken[name] = i
-
-
-def _check_hooks(data: dict[str, Any], tree: Tree, registry: Registry, faults: list[Fault]) -> None:
-    for i, name in _entries(data.get("hooks")):
-        if isinstance(name, str):
+    def _check_hooks(self, data: dict[str, Any]) -> None:
+        seen: set[str] = set()
+        for i, name in _entries(data.get("hooks")):
+            if not isinstance(name, str):
+                continue
+            path = ("hooks", i)
             try:
-                registry.find("hooks", name)
+                found = self._registry.find("hooks", name)
             except PluginError as e:
-                faults.append(Fault(str(tree.source(("hooks", i))), f"hooks[{i}]", str(e)))
+                self._fault(self._tree.source(path), path, str(e))
+                continue
+            if found.label in seen:
+                self._fault(self._tree.source(path), path, f"{name!r} is listed twice")
+            seen.add(found.label)
+
+    def _fault(self, source: Source, path: Path, text: str) -> None:
+        self.faults.append(Fault(str(source), show(path), text))
 
 
 def _entries(value: Any) -> list[tuple[int, Any]]:

@@ -36,7 +36,7 @@ DEFAULT = Source("default")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong: its place (`kvcore.yaml:3:9`), its path (`l2[0].storage.path`, may be empty) and what."""
+    """One thing that is wrong: its place (`kvcore.yaml:3:9`), its path (`l2[0].storage.path` or empty) and what."""
 
     place: str
     path: str
@@ -92,7 +92,7 @@ class Tree:
             if last:
                 at[part] = value
                 break
-            child = at[part] if isinstance(at, list) else at.get(part)
+            child = at.get(part) if isinstance(at, dict) else at[part]
             if isinstance(child, str):
                 child = {"plugin": child}
                 self.sources[(*path[: depth + 1], "plugin")] = self.source(path[: depth + 1])
@@ -110,7 +110,7 @@ class Tree:
     def _forget(self, path: Path) -> None:
         for table in (self.sources, self.texts):
             for old in [p for p in table if p[: len(path)] == path]:
-                del table[old]  # type: ignore[attr-defined]
+                del table[old]
 
     def _mark(self, path: Path, value: Any, source: Source) -> None:
         items: Any = (

@@ -35,15 +35,16 @@ _TYPES = {
 def validate(
     model: type[Model],
     data: Any,
-    prefix: Path,
     tree: Tree,
     faults: list[Fault],
+    *,
+    prefix: Path = (),
     context: Mapping[str, Any] | None = None,
 ) -> Model | None:
     """`data` as a `model`, or None with every error added to `faults`. `prefix` is the path of `data` in the tree.
 
-    Validation is strict (no "256" for 256, no 1 for true), as for JSON. Values that came as text from the environment or
-    a flag are tried as YAML reads them, and once more as the text itself.
+    Validation is strict (no "256" for 256, no 1 for true), as for JSON. Values that came as text from the
+    environment or a flag are tried as YAML reads them, and once more as the text itself.
     """
     try:
         return _parse(model, data, context)

@@ -16,7 +16,7 @@ _PREFIX = "tag:yaml.org,2002:"
 _PLAIN = {_PREFIX + tag for tag in ("null", "bool", "int", "float", "str", "timestamp")}
 
 
-class _TooMuch(Exception):
+class _TooMuchError(Exception):
     pass
 
 
@@ -63,7 +63,7 @@ def read_text(text: str, name: str) -> tuple[Tree, list[Fault]]:
         return tree, [Fault(builder.place(node), "", f"must be a mapping (`key: value` lines), not {kind}")]
     try:
         value = builder.value(node, ())
-    except _TooMuch as e:
+    except _TooMuchError as e:
         return Tree(), [Fault(name, "", str(e))]
     return Tree(value, builder.sources), builder.faults
 
@@ -71,7 +71,7 @@ def read_text(text: str, name: str) -> tuple[Tree, list[Fault]]:
 def scalar(text: str) -> Any:
     """What YAML reads in one plain value: `256` is an int, `true` a bool, `8GiB` text."""
     loader = yaml.SafeLoader("")
-    tag = loader.resolve(yaml.ScalarNode, text, (True, False))
+    tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
     return _construct(yaml.ScalarNode(tag, text))
 
 
@@ -79,7 +79,7 @@ def _construct(node: yaml.ScalarNode) -> Any:
     if node.tag == _PREFIX + "timestamp":
         return node.value  # a date is text here: no option is a date, and names may look like one
     try:
-        return yaml.constructor.SafeConstructor().construct_object(node)  # type: ignore[no-untyped-call]
+        return yaml.constructor.SafeConstructor().construct_object(node)
     except ValueError:
         return node.value
 
@@ -97,9 +97,9 @@ class _Builder:
     def value(self, node: yaml.Node, path: Path, key: yaml.Node | None = None) -> Any:
         self._count += 1
         if self._count > MAX_VALUES:
-            raise _TooMuch(f"holds more than {MAX_VALUES} values after its aliases are expanded")
+            raise _TooMuchError(f"holds more than {MAX_VALUES} values after its aliases are expanded")
         if len(path) > MAX_DEPTH:
-            raise _TooMuch(f"is nested deeper than {MAX_DEPTH} levels")
+            raise _TooMuchError(f"is nested deeper than {MAX_DEPTH} levels")
         mark = node.start_mark
         at_key = (key.start_mark.line + 1, key.start_mark.column + 1) if key is not None else None
         self.sources[path] = Source("file", self._name, mark.line + 1, mark.column + 1, at_key)

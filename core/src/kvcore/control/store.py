@@ -25,10 +25,6 @@ class _Job:
         self.layout = layout
         self.open_ends = open_ends
 
-    @property
-    def nbytes(self) -> int:
-        return sum(o.space.nbytes for o in self.objects)
-
 
 class StoreController:
     """Queues of published objects, one per tier.
@@ -48,11 +44,11 @@ class StoreController:
         on_stored: Callable[[list[ObjectEvent]], None],
         on_failed: Callable[[list[ObjectEvent]], None],
     ) -> None:
-        self._loop = loop
-        self._l1 = l1
-        self._metrics = metrics
-        self._on_stored = on_stored
-        self._on_failed = on_failed
+        self.loop = loop
+        self.l1 = l1
+        self.metrics = metrics
+        self.on_stored = on_stored
+        self.on_failed = on_failed
         self._queues = [_Queue(self, tier, limit) for tier, limit in zip(tiers, queue_bytes, strict=True)]
 
     @property
@@ -63,14 +59,14 @@ class StoreController:
     def offer(self, objects: list[L1Object], lease: ReadLease, layout: ObjectLayout) -> None:
         """Write `objects` to all tiers and then end `lease`. From any thread; returns at once."""
         job = _Job(objects, lease, layout, len(self._queues))
-        self._loop.post(self._enqueue, job)
+        self.loop.post(self._enqueue, job)
 
     async def drain(self, timeout_s: float) -> int:
         """Wait until the queues are empty; the number of objects still waiting at the deadline."""
         waiting = [q.idle.wait() for q in self._queues]
         if waiting:
             await asyncio.wait([asyncio.ensure_future(w) for w in waiting], timeout=timeout_s)
-        return sum(len(job.objects) for q in self._queues for job in q.jobs)
+        return sum(len(objects) for q in self._queues for _, objects in q.jobs)
 
     def _enqueue(self, job: _Job) -> None:
         for queue in self._queues:
@@ -80,14 +76,14 @@ class StoreController:
         """One tier is done with the job."""
         job.open_ends -= 1
         if job.open_ends == 0:
-            self._l1.end_read(job.lease)
+            self.l1.end_read(job.lease)
 
 
 class _Queue:
     """One tier's queue, served by as many tasks as the storage likes calls at once."""
 
     def __init__(self, controller: StoreController, tier: Tier, limit: int) -> None:
-        self.jobs: deque[_Job] = deque()
+        self.jobs: deque[tuple[_Job, list[L1Object]]] = deque()
         self.idle = asyncio.Event()
         self.idle.set()
         self._controller = controller
@@ -98,52 +94,59 @@ class _Queue:
         self._workers = max(1, tier.storage.preferred_concurrency)
 
     def put(self, job: _Job) -> None:
+        """Queue the front of the job that there is room for; one object always fits an empty queue."""
+        nbytes = job.objects[0].space.nbytes
+        fits = max((self._limit - self._bytes) // nbytes, int(not self._bytes))
+        reason = "queue_full"
         if not self._tier.breaker.closed and self._bytes > 0:
-            self._drop(job, "tier_down")
-        elif self._bytes + job.nbytes > self._limit:
-            self._drop(job, "queue_full")
-        else:
-            self._account(job.nbytes)
-            self.jobs.append(job)
-            self.idle.clear()
-            if self._running < self._workers:
-                self._running += 1
-                self._controller._loop.spawn(self._serve())
+            fits, reason = 0, "tier_down"
+        taken = job.objects[: max(0, fits)]
+        dropped = len(job.objects) - len(taken)
+        self._controller.metrics.add("tier_dropped", dropped, self._tier.name, reason)
+        if not taken:
+            self._controller.finished(job)
+            return
+        size = self._tier.batch_size(len(taken), nbytes)
+        pieces = [taken[at : at + size] for at in range(0, len(taken), size)]
+        job.open_ends += len(pieces) - 1
+        self._account(nbytes * len(taken))
+        self.jobs.extend((job, piece) for piece in pieces)
+        self.idle.clear()
+        while self._running < min(self._workers, len(self.jobs)):
+            self._running += 1
+            self._controller.loop.spawn(self._serve())
 
     async def _serve(self) -> None:
         try:
             while self.jobs:
-                job = self.jobs.popleft()
+                job, objects = self.jobs.popleft()
                 try:
-                    await self._write(job)
+                    await self._write(job, objects)
                 finally:
-                    self._account(-job.nbytes)
+                    self._account(-objects[0].space.nbytes * len(objects))
         finally:
             self._running -= 1
             if not self.jobs and not self._running:
                 self.idle.set()
 
-    async def _write(self, job: _Job) -> None:
-        controller, tier = self._controller, self._tier
-        size = tier.batch_size(len(job.objects), job.objects[0].space.nbytes)
+    async def _write(self, job: _Job, objects: list[L1Object]) -> None:
+        l1, tier = self._controller.l1, self._tier
         settled = None
         try:
-            for at in range(0, len(job.objects), size):
-                batch = job.objects[at : at + size]
-                if not controller._l1.renew(job.lease):
-                    controller._metrics.add("tier_dropped", len(job.objects) - at, tier.name, "lease_expired")
-                    return
-                there = await tier.exists([o.key for o in batch])
-                batch = [o for o, known in zip(batch, there, strict=True) if not known]
-                if batch:
-                    stores = await tier.store([Transfer(o.key, controller._l1.view(o), job.layout) for o in batch])
-                    settled = stores.settled or settled
-                    self._report(batch, stores)
+            if not l1.renew(job.lease):
+                self._controller.metrics.add("tier_dropped", len(objects), tier.name, "lease_expired")
+                return
+            there = await tier.exists([o.key for o in objects])
+            absent = [o for o, known in zip(objects, there, strict=True) if not known]
+            if absent:
+                stores = await tier.store([Transfer(o.key, l1.view(o), job.layout) for o in absent])
+                settled = stores.settled
+                self._report(absent, stores)
         finally:
             if settled is None:
-                controller.finished(job)
+                self._controller.finished(job)
             else:
-                settled.add_done_callback(lambda _: controller.finished(job))
+                settled.add_done_callback(lambda _: self._controller.finished(job))
 
     def _report(self, batch: Sequence[L1Object], stores: Stores) -> None:
         name = self._tier.name
@@ -154,15 +157,11 @@ class _Queue:
             elif isinstance(outcome, Failed):
                 failed.append(ObjectEvent(obj.key, name, obj.space.nbytes, outcome.kind))
         if stored:
-            self._controller._on_stored(stored)
+            self._controller.on_stored(stored)
         if failed:
-            self._controller._metrics.add("tier_dropped", len(failed), name, "failed")
-            self._controller._on_failed(failed)
-
-    def _drop(self, job: _Job, reason: str) -> None:
-        self._controller._metrics.add("tier_dropped", len(job.objects), self._tier.name, reason)
-        self._controller.finished(job)
+            self._controller.metrics.add("tier_dropped", len(failed), name, "failed")
+            self._controller.on_failed(failed)
 
     def _account(self, nbytes: int) -> None:
         self._bytes += nbytes
-        self._controller._metrics.set("tier_queue_bytes", self._bytes, self._tier.name)
+        self._controller.metrics.set("tier_queue_bytes", self._bytes, self._tier.name)

@@ -6,8 +6,13 @@ from kvcore.engine.fingerprint import weights_fingerprint
 from kvcore.engine.lookup import Lookup
 from kvcore.engine.object_store import ObjectStore
 from kvcore.engine.space import GroupSpec, ModelSpec, Space
+from kvcore.l1.arena import ArenaView
+
+attach_arena = ArenaView.attach
+"""Map the arena of a `Space.descriptor()` in a worker."""
 
 __all__ = [
+    "ArenaView",
     "CacheEngine",
     "GroupSpec",
     "Lookup",
@@ -15,5 +20,6 @@ __all__ = [
     "ObjectStore",
     "Space",
     "StorePlan",
+    "attach_arena",
     "weights_fingerprint",
 ]

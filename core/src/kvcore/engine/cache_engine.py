@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvcore.api import LeaseError, ObjectEvent
 from kvcore.config import load_config
 from kvcore.control import StorageManager
 from kvcore.engine import space as spaces
@@ -100,10 +101,14 @@ class CacheEngine:
             first_block: index within the request of the first block to load.
             block_ids: per group, the engine's block ids of the request from its block 0. A negative id is skipped.
 
-        Returns an empty plan when the leases are gone. `release` the lookup when every rank has copied.
+        `release` the lookup when every rank has copied. Raises `LeaseError` when the leases have ended: then nothing
+        that was promised can be had any more, and the engine must compute it.
         """
+        promised = lookup.answer
         end = lookup.poll()
-        if end is None or end <= lookup.first:
+        if end is None or end < (promised or 0):
+            raise LeaseError("the lookup's leases have ended")
+        if end <= lookup.first:
             return []
         space, blocks = lookup.space, lookup.space.chunk_blocks
         generation = self.l1.arena.generation  # cannot change while leased
@@ -121,6 +126,10 @@ class CacheEngine:
         lookup.keep()
         self.metrics.add("hit_tokens", max(0, end * blocks - first_block) * space.spec.block_tokens)
         return copies
+
+    def renew(self, lookup: Lookup) -> bool:
+        """Start the time of the lookup's leases again. False when they have ended: look up again."""
+        return lookup.renew()
 
     def release(self, lookup: Lookup) -> None:
         """End the lookup's leases. Idempotent. Call it after the copy, and on every abort."""
@@ -203,6 +212,11 @@ class CacheEngine:
         """Wait until the tiers have taken what waits; the number of objects still waiting at the deadline."""
         return self.manager.loop.submit(self.manager.stores.drain(timeout_s)).result()
 
+    @property
+    def tiers(self) -> dict[str, str]:
+        """The tiers' names in order, each with the name of its storage plugin."""
+        return {t.name: c.storage.plugin for t, c in zip(self.manager.tiers, self.manager.config.l2, strict=True)}
+
     def object_space(self, space: Space, group: int) -> ObjectSpace:
         """L1's table for one group of a registered model."""
         return self._object_spaces[space.namespace, group]
@@ -227,8 +241,6 @@ class CacheEngine:
         self.manager.hooks.closed(self.name)
 
     def _event(self, obj: L1Object) -> Any:
-        from kvcore.api import ObjectEvent
-
         return ObjectEvent(obj.key, "l1", obj.space.nbytes)
 
     def _serve_metrics(self, port: int) -> None:

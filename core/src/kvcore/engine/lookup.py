@@ -25,6 +25,7 @@ class Lookup:
         objects: per group, chunk index -> leased object.
         sources: where found chunks were (`l1` or a tier's name) -> objects.
         misses: why the others were not -> objects.
+        answer: what `poll` last said.
     """
 
     def __init__(self, engine: "CacheEngine", space: "Space", hashes: Sequence[bytes], first: int) -> None:
@@ -39,7 +40,7 @@ class Lookup:
         self._leases: list[ReadLease] = []
         self._lock = threading.Lock()
         self._released = False
-        self._answer: int | None = None
+        self.answer: int | None = None
         self._done: threading.Event | None = None
 
     def poll(self) -> int | None:
@@ -47,18 +48,28 @@ class Lookup:
 
         Each poll renews the leases; when they ran out before it, the answer becomes `first`: nothing.
         """
-        answer = self._answer
-        if answer is not None and answer > self.first:
-            renew = self._engine.l1.renew
-            if not all([renew(lease) for lease in self._leases]):
-                self._answer = answer = self.first
-                self._miss("lease_expired", len(self._hashes) - self.first)
-                self.release()
+        answer = self.answer
+        if answer is not None and answer > self.first and not self.renew():
+            self.answer = answer = self.first
+            self._miss("lease_expired", len(self._hashes) - self.first)
+            self.release()
         return answer
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """Where found chunks were: `l1` or a tier's name -> objects. Complete once `poll` has answered."""
+        return dict(self.sources)
+
+    def renew(self) -> bool:
+        """Start the leases' time again. False when one has ended: look up again."""
+        if self._released:
+            return False
+        renew = self._engine.l1.renew
+        return all([renew(lease) for lease in self._leases])
 
     def wait(self, timeout_s: float) -> bool:
         """Is it answered? Waits at most `timeout_s`."""
-        return self._answer is not None or (self._done is not None and self._done.wait(timeout_s))
+        return self.answer is not None or (self._done is not None and self._done.wait(timeout_s))
 
     def release(self) -> None:
         """End all leases. Idempotent; what still arrives is let go at once."""
@@ -149,7 +160,7 @@ class Lookup:
         by_hash = self._index()
         groups = {self._engine.object_space(self.space, g): g for g in range(len(self.space.groups))}
         with self._lock:
-            if self._released or self._answer is not None:
+            if self._released or self.answer is not None:
                 late = True
             else:
                 late = False
@@ -203,7 +214,7 @@ class Lookup:
                 answer = self.first + len(self.objects[0])
             else:
                 answer = self._usable(self.objects)
-            self._answer = answer
+            self.answer = answer
         self._engine.answered(self, time.perf_counter() - self._began)
         if self._done is not None:
             self._done.set()

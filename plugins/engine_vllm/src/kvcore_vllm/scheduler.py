@@ -1,0 +1,379 @@
+"""The scheduler's half of the connector: it owns the cache, answers lookups and plans every copy."""
+
+import itertools
+import secrets
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvcore.api import ConfigError
+from kvcore.engine import CacheEngine, Lookup, Space, weights_fingerprint
+from kvcore_vllm import _compat, model_spec
+from kvcore_vllm.faults import Guarded, guarded, logger
+from kvcore_vllm.metadata import Attach, Load, Metadata, Save, Tally, WorkerLayout, WorkerMetadata
+from kvcore_vllm.options import Options
+from kvcore_vllm.requests import RequestState
+from kvcore_vllm.stats import Deltas, KVCoreStats
+
+IDLE_WAIT_S = 0.001
+"""How long a step that computes nothing may wait for a lookup, instead of asking again at once."""
+STATS_EVERY_S = 1.0
+LOST_PLAN_S = 30.0
+"""A plan without an answer for so long does not keep an idle engine stepping any more."""
+
+
+class _Plan:
+    """A load or a save under way on the ranks."""
+
+    __slots__ = ("began", "failed", "first", "lookup", "ranks", "state")
+
+    def __init__(self, state: RequestState, first: int = 0, lookup: Lookup | None = None) -> None:
+        self.state = state
+        self.first = first
+        self.lookup = lookup
+        self.began = time.monotonic()
+        self.ranks = 0
+        self.failed = 0
+
+
+class SchedulerHalf(Guarded):
+    """Opens the cache; raises a `KVCoreError` at start for a configuration or a model that cannot work.
+
+    After the start no method raises: a fault of the cache is a miss.
+    """
+
+    def __init__(self, vllm_config: Any, kv_cache_config: Any, options: Options) -> None:
+        super().__init__()
+        model_spec.check_supported(vllm_config, kv_cache_config)
+        self._vllm_config = vllm_config
+        self._kv_cache_config = kv_cache_config
+        self._options = options
+        transfer = vllm_config.kv_transfer_config
+        self._loading = bool(transfer.is_kv_consumer)
+        self._saving = bool(transfer.is_kv_producer)
+        self._ranks = int(vllm_config.parallel_config.tensor_parallel_size)
+        self._windowed = tuple(w is not None for w in model_spec.group_windows(kv_cache_config))
+        self.load_async, self.save_async = _modes(options, vllm_config, len(self._windowed))
+        if options.on_load_failure == "recompute" and _compat.set_recompute(vllm_config):
+            logger.info("kv_load_failure_policy is now 'recompute': what cannot be loaded is computed")
+        self._block = model_spec.block_tokens(kv_cache_config)
+        self._hash_tokens = int(kv_cache_config.hash_block_size or self._block)
+        self.engine = CacheEngine.open(options.config, flags=options.flags, name="vllm")
+        # An engine object that is dropped without a shutdown, or the end of the process, closes the cache too.
+        self._close = weakref.finalize(self, self.engine.close)
+        manager = self.engine.manager
+        specs = zip(manager.tiers, manager.config.l2, strict=True)
+        self._disks = {tier.name for tier, spec in specs if spec.storage.plugin == "disk"}
+        self._workers: dict[int, WorkerLayout] = {}
+        self._attach: Attach | None = None
+        self._spaces: dict[Any, Space] = {}
+        self._epoch: dict[str, str] = {}
+        self._requests: dict[str, RequestState] = {}
+        self._waiting: dict[str, Lookup] = {}
+        self._loads: list[Load] = []
+        self._held: list[str] = []
+        self._load_plans: dict[int, _Plan] = {}
+        self._save_plans: dict[int, _Plan] = {}
+        self._load_ids = itertools.count(1)
+        self._deltas = Deltas()
+        self._stats_due = 0.0
+        self._waited = 0.0
+        self._counts = {"kvcore_load_failures_total": 0.0, "kvcore_save_failures_total": 0.0}
+
+    # -- start and end -----------------------------------------------------------------------------------------------
+
+    def set_layouts(self, workers: Mapping[int, WorkerLayout]) -> None:
+        """What the workers' KV looks like, by tensor-parallel rank. Registers the model; raises `KVCoreError`."""
+        self._workers = dict(workers)
+        space = self._space(None)
+        # Adapters have namespaces of their own, but share the arena and the layout.
+        self._attach = Attach(space.descriptor(), space.groups, model_spec.group_layers(self._kv_cache_config))
+        modes = ["async" if a else "sync" for a in (self.load_async, self.save_async)]
+        logger.info("kvcore is ready: loads are %s, saves are %s", *modes)
+
+    def shutdown(self) -> None:
+        """Close the cache, writing out what waits. Idempotent."""
+        for state in self._requests.values():
+            self._drop_lookup(state)
+        self._requests.clear()
+        self._close()
+
+    # -- a request's load --------------------------------------------------------------------------------------------
+
+    @guarded(lambda: (0, False))
+    def matched_tokens(self, request: Any, held_tokens: int) -> tuple[int | None, bool]:
+        """Tokens that can be loaded beyond the `held_tokens` of vLLM's own prefix cache; None: ask again later."""
+        state = self._state(request)
+        if state is None or not self._loading or state.load_failed or request.skip_reading_prefix_cache:
+            return 0, False
+        space = state.space
+        first = held_tokens // space.chunk_tokens
+        if state.lookup is not None and state.lookup.first > first:
+            self._drop_lookup(state)  # vLLM has lost blocks since it was asked
+        if state.lookup is None:
+            hashes = state.extend_hashes(self._hash_tokens)
+            if any(self._windowed):
+                # A hit must end on a chunk and leave a token to compute, or the window before it is not the one loaded.
+                hashes = hashes[: (request.num_tokens - 1) // space.chunk_tokens]
+            if len(hashes) <= first:
+                return 0, False
+            state.lookup = self.engine.lookup(space, tuple(hashes), first)
+        chunks = state.lookup.poll()
+        if chunks is None:
+            self._waiting[request.request_id] = state.lookup
+            return None, False
+        self._waiting.pop(request.request_id, None)
+        state.base = held_tokens
+        tokens = self._end(request, chunks * space.chunk_tokens) - held_tokens
+        return (tokens, self.load_async) if tokens > 0 else (0, False)
+
+    @guarded(lambda: None)
+    def allocated(self, request: Any, blocks: Any, tokens: int) -> None:
+        """vLLM has given the request its blocks and counts on `tokens` of them being loaded."""
+        state = self._requests.get(request.request_id)
+        if tokens <= 0:
+            if state is not None:
+                self._drop_lookup(state)
+            return
+        ids = blocks.get_block_ids()
+        begin = state.base // self._block if state is not None else 0
+        end = begin + -(-tokens // self._block)
+        promised = frozenset(b for group in ids for b in group[begin:end] if b)
+        copies: tuple[Any, ...] = ()
+        load_id = next(self._load_ids)
+        try:
+            assert state is not None
+            assert state.lookup is not None
+            lookup, state.lookup = state.lookup, None
+            self._load_plans[load_id] = _Plan(state, lookup=lookup)
+            state.hit_sources = dict(lookup.sources)
+            copies = tuple(self.engine.retrieve(lookup, begin, self._visible([g[:end] for g in ids])))
+        except Exception as error:
+            self.fault("retrieve", error)
+        missing = promised.difference(*(c.blocks for c in copies))
+        self._loads.append(Load(load_id, request.request_id, copies, promised, missing))
+
+    def hit_sources(self, request: Any, tokens: int) -> dict[Any, int]:
+        """Where the loaded tokens came from, in vLLM's words."""
+        state = self._requests.get(request.request_id)
+        sources = dict(state.hit_sources) if state is not None else {}
+        total = sum(sources.values())
+        if not total:
+            return _compat.hit_sources(tokens, 0, 0)
+        disk = tokens * sum(n for s, n in sources.items() if s in self._disks) // total
+        other = tokens * sum(n for s, n in sources.items() if s not in self._disks and s != "l1") // total
+        return _compat.hit_sources(tokens - disk - other, disk, other)
+
+    # -- a step ------------------------------------------------------------------------------------------------------
+
+    def step(self, output: Any) -> Metadata:
+        """The orders of one step."""
+        meta = Metadata(self.load_async, self.save_async, want_layout=not self._workers)
+        meta.loads, self._loads = self._loads, []
+        self._plan_step(output, meta)
+        meta.held, self._held = self._held, []
+        if meta.loads or meta.saves:
+            meta.attach = self._attach
+        meta.idle = not output.total_num_scheduled_tokens
+        if meta.idle and self._waiting:
+            began = time.perf_counter()
+            next(iter(self._waiting.values())).wait(IDLE_WAIT_S)
+            self._waited += time.perf_counter() - began
+        return meta
+
+    @guarded(lambda: None)
+    def _plan_step(self, output: Any, meta: Metadata) -> None:
+        for req_id in output.preempted_req_ids or ():
+            state = self._requests.get(req_id)
+            if state is not None:
+                # The worker ends these saves before the blocks are written again; they are no longer the request's.
+                meta.flush += state.saves
+                state.saves.clear()
+                self._drop_lookup(state)
+        if self.save_async and any(self._windowed):
+            # A window's blocks go back to vLLM while the request runs on: no save may outlive its step.
+            meta.flush += self._save_plans
+        if not self._saving or not self._spaces:
+            return
+        resolve = output.kv_connector_block_state.resolve_block_ids
+        for req_id, scheduled in output.num_scheduled_tokens.items():
+            state = self._requests.get(req_id)
+            if state is not None and state.saving:
+                self._plan_save(state, scheduled, resolve, meta)
+
+    def _plan_save(self, state: RequestState, scheduled: int, resolve: Any, meta: Metadata) -> None:
+        request = state.request
+        done = min(request.num_computed_tokens + scheduled, request.num_tokens)
+        if not self._options.save_decode:
+            done = min(done, request.num_prompt_tokens)
+        last = done // state.space.chunk_tokens
+        first = state.saved
+        if last <= first:
+            return
+        hashes = state.extend_hashes(self._hash_tokens)
+        last = min(last, len(hashes))
+        if last <= first:
+            return
+        state.saved = last
+        plan = self.engine.reserve(state.space, hashes, first, last, self._visible(resolve(request.request_id)))
+        if not plan.copies:
+            return
+        self._save_plans[plan.id] = _Plan(state, first)
+        if self.save_async:
+            state.saves.add(plan.id)
+        meta.saves.append(Save(plan.id, request.request_id, tuple(plan.copies)))
+
+    @guarded(lambda: None)
+    def update(self, output: Any) -> None:
+        """What the workers reported of this step."""
+        report = output.kv_connector_worker_meta
+        if not isinstance(report, WorkerMetadata):
+            return
+        for plan_id, tally in report.saves.items():
+            plan = _settle(self._save_plans, plan_id, tally, self._ranks)
+            if plan is not None:
+                self._saved(plan_id, plan)
+        for load_id, tally in report.loads.items():
+            plan = _settle(self._load_plans, load_id, tally, self._ranks)
+            if plan is not None:
+                self._loaded(plan)
+        if report.layouts and not self._workers:
+            self.set_layouts(report.layouts)
+
+    def _saved(self, plan_id: int, plan: _Plan) -> None:
+        ok = not plan.failed
+        self.engine.publish(plan_id, ok)
+        state = plan.state
+        state.saves.discard(plan_id)
+        if not ok:
+            self._counts["kvcore_save_failures_total"] += 1
+            state.save_failures += 1
+            state.saved = min(state.saved, plan.first)
+
+    def _loaded(self, plan: _Plan) -> None:
+        if plan.lookup is not None:
+            self.engine.release(plan.lookup)
+        if plan.failed:
+            plan.state.load_failed = True
+            self._counts["kvcore_load_failures_total"] += 1
+            logger.warning("request %s: a load failed, vLLM computes it", plan.state.request.request_id)
+
+    # -- a request's end ---------------------------------------------------------------------------------------------
+
+    @guarded(lambda: False)
+    def finished(self, request: Any) -> bool:
+        """The request has ended. True: its blocks must stay until its saves are done."""
+        state = self._requests.pop(request.request_id, None)
+        if state is None:
+            return False
+        self._drop_lookup(state)
+        if state.saves:
+            self._held.append(request.request_id)
+            return True
+        return False
+
+    def busy(self) -> bool:
+        """Must the engine go on stepping to hear of asynchronous saves?"""
+        limit = time.monotonic() - LOST_PLAN_S
+        return self.save_async and any(p.began > limit for p in self._save_plans.values())
+
+    @guarded(lambda: False)
+    def reset(self) -> bool:
+        """Nothing that was cached so far may be used again: L1 is cleared, and what the tiers hold is left behind under
+        its old namespace, because vLLM asks for this when the weights have changed in memory."""
+        for state in self._requests.values():
+            self._drop_lookup(state)
+            state.load_failed = True
+            state.stop_saving()
+        for space in self._spaces.values():
+            self.engine.clear(space)
+        self._spaces.clear()
+        self._epoch = {"reset": secrets.token_hex(8)}
+        if self._workers:
+            self._space(None)
+        return True
+
+    def stats(self) -> KVCoreStats | None:
+        """What was counted since the last call, at most once a second."""
+        now = time.monotonic()
+        if now < self._stats_due:
+            return None
+        self._stats_due = now + STATS_EVERY_S
+        try:
+            totals = {
+                **self.engine.stats(),
+                **self._counts,
+                "kvcore_scheduler_seconds_total": self.seconds,
+                "kvcore_idle_wait_seconds_total": self._waited,
+                **{f'kvcore_faults_total{{where="{k}"}}': float(v) for k, v in self.faults.items()},
+            }
+        except Exception as error:
+            self.fault("stats", error)
+            return None
+        return KVCoreStats(data=self._deltas.take(totals))
+
+    # -- helpers -----------------------------------------------------------------------------------------------------
+
+    def _state(self, request: Any) -> RequestState | None:
+        state = self._requests.get(request.request_id)
+        if state is None and self._workers and not request.resumable:
+            # A resumable session may still change the tokens it has shown.
+            state = self._requests[request.request_id] = RequestState(request, self._space(request.lora_request))
+        return state
+
+    def _space(self, adapter: Any) -> Space:
+        """The namespace of the base model or of one adapter: vLLM's block hashes name an adapter, not its weights."""
+        key = (adapter.lora_name, adapter.lora_path) if adapter is not None else None
+        space = self._spaces.get(key)
+        if space is None or (adapter is not None and adapter.load_inplace):
+            extra = dict(self._epoch)
+            if adapter is not None:
+                extra["lora"] = f"{adapter.lora_name}:{weights_fingerprint(adapter.lora_path)}"
+            spec = model_spec.build_spec(self._vllm_config, self._kv_cache_config, self._workers, extra)
+            space = self._spaces[key] = self.engine.register(spec)
+        return space
+
+    def _end(self, request: Any, tokens: int) -> int:
+        """Where a hit of `tokens` ends: a load inside the step must leave a token to compute."""
+        if self.load_async:
+            return tokens
+        return min(tokens, (int(request.num_tokens) - 1) // self._block * self._block)
+
+    def _visible(self, ids: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+        """Block ids for the engine: vLLM's null block, which stands for what a window has left behind, is -1."""
+        return [
+            [b or -1 for b in group] if windowed else group for group, windowed in zip(ids, self._windowed, strict=True)
+        ]
+
+    def _drop_lookup(self, state: RequestState) -> None:
+        lookup, state.lookup = state.lookup, None
+        self._waiting.pop(state.request.request_id, None)
+        if lookup is not None:
+            self.engine.release(lookup)
+
+
+def _settle(plans: dict[int, _Plan], plan_id: int, tally: Tally, ranks: int) -> _Plan | None:
+    """The plan, once every rank has ended it."""
+    plan = plans.get(plan_id)
+    if plan is None:
+        return None
+    plan.ranks += tally.ranks
+    plan.failed += tally.failed
+    return plans.pop(plan_id) if plan.ranks >= ranks else None
+
+
+def _modes(options: Options, vllm_config: Any, groups: int) -> tuple[bool, bool]:
+    """(are loads, are saves) asynchronous. Raises `ConfigError` for a mode that is not safe here."""
+    where = "kv_connector_extra_config.kvcore.load: is 'sync', but"
+    overlapped = bool(vllm_config.scheduler_config.async_scheduling)
+    if options.load == "sync" and groups > 1:
+        raise ConfigError(
+            f"{where} this model has {groups} KV cache groups, of which only an async load can fail safely"
+        )
+    if options.load == "sync" and overlapped:
+        raise ConfigError(f"{where} async scheduling starts a step before a failed load is known; use 'async'")
+    inline = _compat.on_cpu()
+    load = options.load == "async" or (options.load == "auto" and (not inline or groups > 1 or overlapped))
+    save = options.save == "async" or (options.save == "auto" and not inline)
+    return load, save

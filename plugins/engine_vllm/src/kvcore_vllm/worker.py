@@ -1,0 +1,264 @@
+"""The workers' half of the connector: copies between the paged KV of one rank and the shared arena, by plan."""
+
+import threading
+import time
+from typing import Any
+
+from kvcore.engine import attach_arena
+from kvcore.transfer import PagedCache
+from kvcore_vllm import _compat
+from kvcore_vllm.copier import Copier
+from kvcore_vllm.faults import Guarded, guarded
+from kvcore_vllm.metadata import Attach, Load, Metadata, Save, Tally, WorkerLayout, WorkerMetadata
+from kvcore_vllm.model_spec import group_layers
+from kvcore_vllm.stats import KVCoreStats
+
+IDLE_WAIT_S = 0.001
+"""How long a step that computes nothing waits for a copy, instead of taking the copy's core away."""
+
+
+class WorkerHalf(Guarded):
+    """One rank's copies. After `register` no method raises: a copy that fails is reported as failed."""
+
+    def __init__(self, vllm_config: Any, kv_cache_config: Any) -> None:
+        super().__init__()
+        self._vllm_config = vllm_config
+        self._layers = group_layers(kv_cache_config)
+        self._num_blocks = int(kv_cache_config.num_blocks)
+        self._tensors: dict[str, Any] = {}
+        self._layout: WorkerLayout | None = None
+        self._attach: Attach | None = None
+        self._arena: Any = None
+        self._paged: PagedCache | None = None
+        self._copier = Copier(self._copy_in, self._copy_out, self._synchronize)
+        self._report = WorkerMetadata()
+        self._bad_blocks: set[int] = set()
+        self._recved: set[str] = set()
+        self._failed_recv: set[str] = set()
+        self._held: set[str] = set()
+        self._spoilt = False
+        self._counting = threading.Lock()  # the copy thread counts too
+        self._counts: dict[str, float] = {}
+        self._counted_seconds = 0.0
+
+    def register(self, kv_caches: dict[str, Any]) -> None:
+        """The paged KV, one tensor per layer. Raises `ValueError` for a shape that is not block by block."""
+        for layers in self._layers:
+            for name in layers:
+                if name in kv_caches:
+                    self._tensors[name] = by_block(kv_caches[name], self._num_blocks)
+
+    def layout(self) -> WorkerLayout:
+        """What this rank's KV looks like."""
+        if self._layout is None:
+            shapes, attention, sizes = [], [], {}
+            element = 0
+            for name, tensor in self._tensors.items():
+                block = tensor[0]
+                element = int(block.element_size())
+                sizes[name] = int(block.numel()) * element
+                shapes.append(f"{str(block.dtype).removeprefix('torch.')}{list(block.shape)}")
+                attention.append(_compat.attention_of(self._vllm_config, name))
+            backends, isas = ("+".join(sorted(set(names))) for names in zip(*attention, strict=True))
+            self._layout = WorkerLayout(sizes, "+".join(sorted(set(shapes))), backends, isas, element)
+        return self._layout
+
+    def shutdown(self) -> None:
+        """End the copies and let go of the arena. Idempotent."""
+        self._copier.close()
+        self._paged = None
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+        self._tensors.clear()
+
+    # -- a step, in vLLM's order -------------------------------------------------------------------------------------
+
+    @guarded(lambda: None)
+    def begin(self, meta: Metadata) -> None:
+        """Before any block is written: end the saves whose blocks may now belong to another request."""
+        self._spoilt = False
+        if meta.flush:
+            self._copier.flush(meta.flush)
+
+    @guarded(lambda: None)
+    def load(self, meta: Metadata) -> None:
+        """Start, or do, the step's loads. vLLM counts on each of them: one that cannot start has failed."""
+        if not meta.loads:
+            return
+        todo = list(meta.loads)
+        try:
+            self._follow(meta.attach)
+            event = self._event() if meta.load_async else None
+            while todo:
+                if meta.load_async:
+                    self._copier.submit("load", todo[0], event)
+                else:
+                    self._loaded(todo[0], self._copy_in(todo[0]))
+                del todo[0]
+            if not meta.load_async:
+                self._synchronize()
+        finally:
+            for job in todo:
+                self._loaded(job, set(job.blocks))
+                if meta.load_async:
+                    self._recved.add(job.req_id)
+
+    @guarded(lambda: None)
+    def save(self, meta: Metadata) -> None:
+        """Start, or do, the step's saves. After a failed load in the step nothing computed in it may be kept."""
+        if not meta.saves:
+            return
+        todo = list(meta.saves)
+        try:
+            self._follow(meta.attach)
+            event = self._event() if meta.save_async else None
+            while todo and not self._spoilt:
+                if meta.save_async:
+                    self._copier.submit("save", todo[0], event)
+                else:
+                    self._tally(self._report.saves, todo[0].id, self._copy_out(todo[0]))
+                del todo[0]
+        finally:
+            for job in todo:
+                self._tally(self._report.saves, job.id, False)
+
+    @guarded(lambda: (set(), set(), set()))
+    def results(self, meta: Metadata) -> tuple[set[str], set[str], set[str]]:
+        """Requests whose held blocks are free, whose async load has ended, and of the latter those that failed as a
+        whole (with several KV groups, where vLLM takes no block ids)."""
+        self._held.update(meta.held)
+        began = time.perf_counter()
+        loaded, saved = self._copier.take(IDLE_WAIT_S if meta.idle else 0.0)
+        self.seconds -= time.perf_counter() - began
+        for load, bad in loaded:
+            self._recved.add(load.req_id)
+            self._loaded(load, bad)
+        for save, ok in saved:
+            self._tally(self._report.saves, save.id, ok)
+        sent = {r for r in self._held if not self._copier.saving(r)}
+        self._held -= sent
+        recved, self._recved = self._recved, set()
+        failed, self._failed_recv = self._failed_recv, set()
+        return sent, recved, failed
+
+    def bad_blocks(self) -> set[int]:
+        """Blocks that did not load, since the last call."""
+        bad, self._bad_blocks = self._bad_blocks, set()
+        return bad
+
+    @guarded(lambda: None)
+    def report(self, meta: Metadata) -> WorkerMetadata | None:
+        """Plans that ended on this rank since the last call."""
+        report, self._report = self._report, WorkerMetadata()
+        if meta.want_layout and self._tensors:
+            report.layouts = {_compat.tensor_rank(): self.layout()}
+        return report if report.loads or report.saves or report.layouts else None
+
+    @guarded(lambda: None)
+    def stats(self) -> KVCoreStats | None:
+        """What this rank has copied since the last call."""
+        with self._counting:
+            counts, self._counts = self._counts, {}
+        if not counts:
+            return None
+        counts["kvcore_worker_seconds_total"] = self.seconds - self._counted_seconds
+        self._counted_seconds = self.seconds
+        return KVCoreStats(data=counts)
+
+    def _loaded(self, job: Load, bad: set[int]) -> None:
+        self._tally(self._report.loads, job.id, not bad)
+        if bad:
+            self._spoilt = True
+            if len(self._layers) > 1:
+                self._failed_recv.add(job.req_id)
+            else:
+                self._bad_blocks |= bad
+
+    # -- copies ------------------------------------------------------------------------------------------------------
+
+    def _copy_in(self, job: Load) -> set[int]:
+        began = time.perf_counter()
+        try:
+            bad = set(job.missing)
+            if job.copies:
+                bad |= self._cache().load(job.copies) & job.blocks
+        except Exception as error:
+            self.fault("load", error)
+            return set(job.blocks)
+        self._count("load", began, job)
+        return bad
+
+    def _copy_out(self, job: Save) -> bool:
+        began = time.perf_counter()
+        try:
+            self._cache().store(job.copies)
+        except Exception as error:
+            self.fault("save", error)
+            return False
+        self._count("save", began, job)
+        return True
+
+    def _count(self, op: str, began: float, job: "Load | Save") -> None:
+        assert self._attach is not None
+        layouts = self._attach.layouts
+        nbytes = sum(sum(layouts[c.group].layer_block_bytes) * sum(1 for b in c.blocks if b >= 0) for c in job.copies)
+        with self._counting:
+            for name, value in (("bytes", float(nbytes)), ("seconds", time.perf_counter() - began)):
+                key = f"kvcore_{op}_{name}_total"
+                self._counts[key] = self._counts.get(key, 0.0) + value
+
+    def _follow(self, attach: Attach | None) -> None:
+        """Remember how to reach the arena; a new one is attached at the next copy."""
+        if attach is not None and (self._attach is None or attach.descriptor != self._attach.descriptor):
+            self._attach = attach
+            self._paged = None
+
+    def _cache(self) -> PagedCache:
+        if self._paged is None:
+            if self._attach is None:
+                raise RuntimeError("the scheduler has not said where the arena is")
+            if self._arena is not None:
+                self._arena.close()
+            self._arena = attach_arena(self._attach.descriptor)
+            groups = [[self._tensors[name] for name in layers] for layers in self._attach.layers]
+            self._paged = PagedCache(groups, self._attach.layouts, _compat.tensor_rank(), self._arena)
+        return self._paged
+
+    def _event(self) -> Any:
+        """An event after all that the device has been told so far, or None where there are no streams."""
+        device = self._device()
+        if device is None:
+            return None
+        import torch
+
+        event = torch.get_device_module(device).Event()
+        event.record()
+        return event
+
+    def _synchronize(self) -> None:
+        device = self._device()
+        if device is not None:
+            import torch
+
+            torch.get_device_module(device).current_stream().synchronize()
+
+    def _device(self) -> Any:
+        device = next(iter(self._tensors.values())).device if self._tensors else None
+        return None if device is None or device.type == "cpu" else device
+
+    @staticmethod
+    def _tally(plans: dict[int, Tally], plan_id: int, ok: bool) -> None:
+        plans[plan_id] = Tally(1, 0 if ok else 1)
+
+
+def by_block(tensor: Any, num_blocks: int) -> Any:
+    """A view of a layer's KV with `view[block_id]` one block, where a backend cuts blocks into smaller ones."""
+    rows = int(tensor.shape[0])
+    if rows == num_blocks:
+        return tensor
+    if rows % num_blocks:
+        raise ValueError(
+            f"a KV tensor of shape {tuple(tensor.shape)} does not hold {num_blocks} blocks in its first dimension"
+        )
+    return tensor.unflatten(0, (num_blocks, rows // num_blocks))

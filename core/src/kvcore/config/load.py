@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
-from kvcore.api.errors import ConfigError, PluginError
+from kvcore.api.errors import PluginError
 from kvcore.config.model import Config
 from kvcore.config.overlay import apply_environment, apply_flags
-from kvcore.config.tree import DEFAULT, Fault, Path, Source, Tree, show
+from kvcore.config.tree import DEFAULT, Fault, InvalidConfigError, Path, Source, Tree, show
 from kvcore.config.validate import validate
 from kvcore.config.yaml_file import read_file
 from kvcore.plugins import PluginSpec, Registry
@@ -31,22 +31,15 @@ def load_config(
     file = os.fspath(path) if path is not None else env.get("KVCORE_CONFIG") or None
     tree, faults = _start(file, registry)
     if file is not None and faults and not tree.value:
-        raise _error(faults)  # nothing of the file could be read: what else is wrong would be guesswork
+        raise InvalidConfigError(faults)  # nothing of the file could be read: what else is wrong would be guesswork
     faults += apply_environment(tree, env)
     faults += apply_flags(tree, flags or {})
     config = _Loader(tree, registry, faults).build()
     if config is None:
-        raise _error(faults)
+        raise InvalidConfigError(faults)
     config._sources = tree.sources
     config._file = file
     return config
-
-
-def _error(faults: list[Fault]) -> ConfigError:
-    lines = list(dict.fromkeys(str(f) for f in faults))
-    error = ConfigError("\n".join(lines))
-    error.faults = faults  # type: ignore[attr-defined]
-    return error
 
 
 def _start(file: str | None, registry: Registry) -> tuple[Tree, list[Fault]]:

@@ -3,7 +3,16 @@
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator, PrivateAttr, ValidationInfo, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    PrivateAttr,
+    ValidationInfo,
+    WithJsonSchema,
+)
 
 from kvcore.api.config import Duration, PluginConfig, Size
 from kvcore.api.units import format_size, parse_size
@@ -31,8 +40,13 @@ def _auto_count(value: Any) -> Any:
     raise ValueError(f"{value!r} is no number of tokens: write a whole number above 0, or auto")
 
 
-Plugin = Annotated[PluginSpec, PlainValidator(_spec), WithJsonSchema({"type": ["string", "object"]})]
-AutoSize = Annotated[int | Literal["auto"], BeforeValidator(_auto_size)]
+Plugin = Annotated[PluginSpec, PlainValidator(_spec), WithJsonSchema({"type": "plugin"})]
+AutoSize = Annotated[
+    int | Literal["auto"],
+    BeforeValidator(_auto_size),
+    PlainSerializer(lambda v: v if v == "auto" else format_size(v).replace(" ", ""), return_type=str, when_used="json"),
+    WithJsonSchema({"type": "string", "examples": ["auto", "8GiB", "500MB"]}),
+]
 AutoCount = Annotated[int | Literal["auto"], BeforeValidator(_auto_count)]
 
 
@@ -122,31 +136,35 @@ class Config(PluginConfig):
 
 
 def _rows(value: Any, path: Path, sources: Mapping[Path, Source]) -> Iterator[Row]:
+    """The core's own models, field by field, down to plugin options and plain values."""
     if isinstance(value, PluginSpec):
         yield Row(show(path), value.plugin, sources.get((*path, "plugin")) or sources.get(path) or DEFAULT)
         if isinstance(value.options, PluginConfig):
-            yield from _rows(value.options, path, sources)
+            yield from _leaves(plain(value.options), path, sources)
     elif isinstance(value, PluginConfig):
+        shown = plain(value)
         for name in type(value).model_fields:
-            yield from _rows_of_field(value, name, path, sources)
-    elif isinstance(value, tuple | list) and value and not all(isinstance(v, str | int | float) for v in value):
+            field = getattr(value, name)
+            nested = isinstance(field, PluginSpec | PluginConfig) or (
+                field and isinstance(field, tuple) and name != "hooks"
+            )
+            if nested:
+                yield from _rows(field, (*path, name), sources)
+            else:
+                yield from _leaves(shown[name], (*path, name), sources)
+    else:
         for i, child in enumerate(value):
             yield from _rows(child, (*path, i), sources)
+
+
+def _leaves(value: Any, path: Path, sources: Mapping[Path, Source]) -> Iterator[Row]:
+    if isinstance(value, dict) and value:
+        for name, child in value.items():
+            yield from _leaves(child, (*path, name), sources)
     else:
         yield Row(show(path), value, sources.get(path, DEFAULT))
 
 
-def _rows_of_field(model: PluginConfig, name: str, path: Path, sources: Mapping[Path, Source]) -> Iterator[Row]:
-    from pydantic import SecretStr
-
-    value, field = getattr(model, name), type(model).model_fields[name]
-    here = (*path, name)
-    units = str(field.metadata)
-    if isinstance(value, SecretStr):
-        yield Row(show(here), "**********" if value.get_secret_value() else "", sources.get(here, DEFAULT))
-    elif type(value) is int and ("parse_size" in units or "_auto_size" in units):
-        yield Row(show(here), format_size(value).replace(" ", ""), sources.get(here, DEFAULT))
-    elif type(value) is float and "parse_duration" in units:
-        yield Row(show(here), f"{value:g}s", sources.get(here, DEFAULT))
-    else:
-        yield from _rows(value, here, sources)
+def plain(model: BaseModel) -> dict[str, Any]:
+    """The values as JSON would show them: sizes and durations with units, secrets masked."""
+    return model.model_dump(mode="json", warnings=False)

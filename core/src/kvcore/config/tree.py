@@ -1,9 +1,12 @@
 """The loose configuration: plain values, and where each of them was written."""
 
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
+
+from kvcore.api.errors import ConfigError
 
 Path = tuple[str | int, ...]
 
@@ -44,6 +47,19 @@ class Fault:
 
     def __str__(self) -> str:
         return ": ".join(part for part in (self.place, self.path, self.text) if part)
+
+
+class InvalidConfigError(ConfigError):
+    """Every fault of a configuration, one a line, in the order of the file."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self.faults = sorted(dict.fromkeys(faults), key=_position)
+        super().__init__("\n".join(map(str, self.faults)))
+
+
+def _position(fault: Fault) -> tuple[int, int]:
+    match = re.search(r":(\d+):(\d+)\Z", fault.place)
+    return (int(match[1]), int(match[2])) if match else (sys.maxsize, 0)
 
 
 class Row(NamedTuple):

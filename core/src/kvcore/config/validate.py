@@ -102,7 +102,9 @@ def _faults(error: ValidationError, model: type[BaseModel], data: Any, prefix: P
         extra = errors[0]["type"] == "extra_forbidden"
         given = _given(errors[0], model, path)
         text = " or ".join(texts)
-        if given and errors[0]["type"] != "value_error":
+        if extra:
+            text = f"no such option, given {given}{_unknown(model, path, full, tree)}"
+        elif given and errors[0]["type"] != "value_error":
             text += f", given {given}"
         found.append(Fault(source.at_key() if extra else str(source), show(full), text))
     return found
@@ -110,8 +112,6 @@ def _faults(error: ValidationError, model: type[BaseModel], data: Any, prefix: P
 
 def _text(error: Any, model: type[BaseModel], path: Path, full: Path, tree: Tree) -> str:
     kind, ctx = error["type"], error.get("ctx", {})
-    if kind == "extra_forbidden":
-        return _unknown(model, path, full, tree)
     if kind == "missing":
         return "is missing" + _about(model, path)
     if kind == "value_error":
@@ -132,7 +132,7 @@ def _unknown(model: type[BaseModel], path: Path, full: Path, tree: Tree) -> str:
     holder = _model_at(model, path[:-1])
     allowed = sorted(holder.model_fields) if holder else []
     near = nearest(str(path[-1]), allowed)
-    text = f"no such option; allowed: {', '.join(allowed) or 'none'}"
+    text = f"; allowed: {', '.join(allowed) or 'none'}"
     if tree.source(full).kind == "environment":
         names = [*allowed, *(v.removeprefix(PREFIX).lower() for v in OTHER_VARIABLES if len(full) == 1)]
         near = nearest(str(path[-1]), names)

@@ -88,9 +88,7 @@ class StorageManager:
         config = self.config.l1
         size = max(MIN_AUTO_BYTES, available_memory() // 4) if config.size == "auto" else int(config.size)
         self.arena = Arena(size)
-        self.l1 = L1(
-            self.arena, self.create("eviction", config.eviction), lease_s=config.lease, on_evict=self._evicted
-        )
+        self.l1 = L1(self.arena, self.create("eviction", config.eviction), lease_s=config.lease, on_evict=self._evicted)
         self.fetcher = Fetcher(self.loop, self.l1, self.tiers, self.metrics, self.hooks.loaded)
         limits = [min(int(t.queue_size), self.arena.size // 2) for t in self.config.l2]
         self.stores = StoreController(
@@ -121,7 +119,9 @@ class StorageManager:
                     text = str(error)
                 else:
                     text = f"{type(error).__name__}: {error}"
-                raise PluginError(f"{spec.storage.where}: storage {spec.storage.plugin!r} did not open: {text}") from error
+                raise PluginError(
+                    f"{spec.storage.where}: storage {spec.storage.plugin!r} did not open: {text}"
+                ) from error
 
     def _tier_name(self, spec: Any) -> str:
         name: str = spec.name or spec.storage.plugin

@@ -67,6 +67,8 @@ def _tensors(stream: BinaryIO, size: int) -> list[tuple[int, int]]:
             return []
         header = json.loads(stream.read(length))
         base = 8 + length
-        return sorted((base + t["data_offsets"][0], base + t["data_offsets"][1]) for n, t in header.items() if n[:2] != "__")
+        return sorted(
+            (base + t["data_offsets"][0], base + t["data_offsets"][1]) for n, t in header.items() if n[:2] != "__"
+        )
     except (ValueError, KeyError, TypeError, struct.error, AttributeError):
         return []

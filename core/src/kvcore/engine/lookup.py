@@ -147,9 +147,7 @@ class Lookup:
                 there[g].add(i)
         end = self._usable(there)
         needed = [
-            k
-            for k, (g, i) in enumerate(missing)
-            if i < end and sources[k] is not None and self._in_window(g, i, end)
+            k for k, (g, i) in enumerate(missing) if i < end and sources[k] is not None and self._in_window(g, i, end)
         ]
         fetch.lost(_NOT_ASKED, sum(source is None for source in sources))
         await fetcher.load(fetch, [wants[k] for k in needed], [sources[k] for k in needed])

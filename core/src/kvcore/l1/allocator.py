@@ -30,6 +30,8 @@ class Allocator:
         nbytes = round_up(nbytes)
         if nbytes <= 0:
             raise ValueError(f"a slot needs at least one byte, not {nbytes}")
+        if count <= 0:
+            return []
         stack = self._stacks.get(nbytes)
         if stack:
             if len(stack) >= count:

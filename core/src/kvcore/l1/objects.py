@@ -22,6 +22,7 @@ import msgspec
 from kvcore.api import EvictionPolicy, ObjectKey
 from kvcore.l1.allocator import Allocator, round_up
 from kvcore.l1.arena import Arena
+from kvcore.observe import Throttle
 
 LOW_WATERMARK = 0.02
 """When room is needed, this share of the arena is freed at once, so that eviction is rare."""
@@ -122,6 +123,7 @@ class L1:
         self._notes: list[tuple[int, list[L1Object]]] = []  # (size of each if they are new, else 0; objects), in order
         self._leases: deque[ReadLease | WriteLease] = deque()
         self.quarantined_bytes = 0
+        self._log = Throttle()
 
     # -- spaces ------------------------------------------------------------------------------------------------------
 
@@ -144,7 +146,10 @@ class L1:
                 for obj in space.objects.values()
                 if not obj.readers
             ]
-            self._policy.remove(gone)
+            try:
+                self._policy.remove(gone)
+            except Exception as error:
+                self._log.warning("policy", f"the eviction policy failed: {error!r}", exc_info=True)
             self._drop(gone)
         return len(gone)
 
@@ -204,7 +209,7 @@ class L1:
         """Slots for those of `hashes` that are neither resident nor being written.
 
         Returns the lease (its `objects` in order of `hashes`), how many were already there or on their way, and how
-        many found no room. Evicts as needed. `hashes` must not repeat.
+        many found no room. Evicts as needed. A hash that repeats gets one slot.
         """
         evicted: list[L1Object] = []
         with self._lock:
@@ -218,7 +223,12 @@ class L1:
             new = [L1Object(space, h, slot, temporary) for h, slot in zip(wanted, slots)]  # noqa: B905
             lease = WriteLease(new, self._clock() + self.lease_s)
             if new:
+                before = len(staging)
                 staging.update(zip(wanted, new))  # noqa: B905
+                if len(staging) - before < len(new):  # a hash came twice: one slot is enough
+                    lease.objects = [o for o in new if staging[o.chunk_hash] is o]
+                    self._free([o for o in new if staging[o.chunk_hash] is not o])
+                    known += len(new) - len(lease.objects)
                 self._leases.append(lease)
             else:
                 lease.ended = True
@@ -256,6 +266,9 @@ class L1:
                 if lost:
                     self._free(lost)
                 if published:
+                    if not read and published[0].temporary:  # no reader's leaving would ever drop it
+                        for obj in published:
+                            obj.temporary = False
                     if not published[0].temporary:
                         self._note(space.slot_bytes, published)
                     if read:
@@ -324,7 +337,7 @@ class L1:
         lease.ended = True
         for obj in lease.objects:
             obj.readers -= 1
-        temporary = [o for o in lease.objects if o.temporary and not o.readers]
+        temporary = {o for o in lease.objects if o.temporary and not o.readers}  # a set: a lease may hold one twice
         lease.objects = []
         if temporary:
             self._drop(temporary)
@@ -337,19 +350,22 @@ class L1:
     def _settle(self) -> None:
         """Tell the policy what happened since it was last needed. Comes before every drop of what it knows, so no
         note is of an object that has gone; temporary ones it never heard of, and ignores."""
-        for new_bytes, objects in self._notes:
-            if new_bytes:
-                self._policy.insert(objects, [new_bytes] * len(objects))
-            else:
-                self._policy.touch(objects)
+        try:
+            for new_bytes, objects in self._notes:
+                if new_bytes:
+                    self._policy.insert(objects, [new_bytes] * len(objects))
+                else:
+                    self._policy.touch(objects)
+        except Exception as error:  # a plugin's fault may cost hits, never a request
+            self._log.warning("policy", f"the eviction policy failed: {error!r}", exc_info=True)
         self._notes.clear()
 
     def _allocate(self, nbytes: int, count: int, evicted: list[L1Object]) -> list[int]:
+        if nbytes > self._allocator.size:
+            return []  # no eviction could make this room
         slots = self._allocator.alloc(nbytes, count)
-        need = max((count - len(slots)) * nbytes, int(self.arena.size * LOW_WATERMARK))
         while len(slots) < count:
-            self._settle()
-            victims: list[Any] = self._policy.evict(need, _pinned)
+            victims = self._victims(max((count - len(slots)) * nbytes, int(self.arena.size * LOW_WATERMARK)))
             if not victims:
                 break
             self._drop(victims)
@@ -357,12 +373,22 @@ class L1:
             slots += self._allocator.alloc(nbytes, count - len(slots))
         return slots
 
-    def _drop(self, objects: Sequence[L1Object]) -> None:
+    def _victims(self, need: int) -> list[L1Object]:
+        self._settle()
+        try:
+            chosen: list[Any] = self._policy.evict(need, _pinned)
+        except Exception as error:
+            self._log.warning("policy", f"the eviction policy failed: {error!r}", exc_info=True)
+            return []
+        # Whatever a policy says: what is leased stays, and what has gone is not freed again.
+        return [o for o in chosen if not o.readers and o.space.objects.get(o.chunk_hash) is o]
+
+    def _drop(self, objects: Collection[L1Object]) -> None:
         for obj in objects:
             del obj.space.objects[obj.chunk_hash]
         self._free(objects)
 
-    def _free(self, objects: Sequence[L1Object]) -> None:
+    def _free(self, objects: Collection[L1Object]) -> None:
         for nbytes in {space.slot_bytes for space in {o.space for o in objects}}:
             slots = [o.slot for o in objects if o.space.slot_bytes == nbytes]
             self.arena.bump(slots)

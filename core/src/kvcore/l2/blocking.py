@@ -84,5 +84,7 @@ class Calls:
 
 def _one_each(outcomes: Any, asked: Sequence[Any], method: str) -> list[Any]:
     if not isinstance(outcomes, list) or len(outcomes) != len(asked):
-        raise StorageError(f"{method} returned {outcomes!r:.100} for {len(asked)} keys: one outcome per key is required")
+        raise StorageError(
+            f"{method} returned {outcomes!r:.100} for {len(asked)} keys: one outcome per key is required"
+        )
     return outcomes

@@ -47,7 +47,9 @@ def checksum(payload: "Sequence[memoryview] | memoryview") -> bytes:
     return digest.digest()
 
 
-def pack(key: ObjectKey, payload_bytes: int, stages: Sequence[Stage], payload_checksum: bytes, into: memoryview) -> None:
+def pack(
+    key: ObjectKey, payload_bytes: int, stages: Sequence[Stage], payload_checksum: bytes, into: memoryview
+) -> None:
     """Write the header of a frame into `into`, which is `HEADER_BYTES` long."""
     fields = [
         _FIXED.pack(
@@ -59,7 +61,9 @@ def pack(key: ObjectKey, payload_bytes: int, stages: Sequence[Stage], payload_ch
     for tag, input_bytes in stages:
         encoded = tag.encode("ascii")
         if not 1 <= len(encoded) <= MAX_TAG_BYTES or len(stages) > MAX_STAGES:
-            raise FrameError("serde", f"a chain has at most {MAX_STAGES} serdes with tags of 1 to {MAX_TAG_BYTES} characters")
+            raise FrameError(
+                "serde", f"a chain has at most {MAX_STAGES} serdes with tags of 1 to {MAX_TAG_BYTES} characters"
+            )
         fields.append(_STAGE.pack(input_bytes, len(encoded)) + encoded)
     header = b"".join(fields)
     into[:] = header.ljust(HEADER_BYTES - _CHECK.size, b"\0") + _CHECK.pack(xxhash.xxh3_64_intdigest(header))

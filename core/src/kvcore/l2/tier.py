@@ -154,7 +154,9 @@ class Tier:
         pages = headers(len(wanted))
         room = [self.codec.max_encoded_bytes(len(t.payload)) for t in wanted]
         staged = [] if self.codec.plain else [self._staging.take(n) for n in room]
-        bodies = [memoryview(b)[:n] for b, n in zip(staged, room, strict=True)] if staged else [t.payload for t in wanted]
+        bodies = (
+            [memoryview(b)[:n] for b, n in zip(staged, room, strict=True)] if staged else [t.payload for t in wanted]
+        )
         items = [Item(t.key, (h, b)) for t, h, b in zip(wanted, pages, bodies, strict=True)]
         try:
             raw = await self._calls.load(items)
@@ -172,7 +174,9 @@ class Tier:
         for buffer in staged:
             self._staging.give(buffer)
         self._count("load", outcomes, sum(o.nbytes for o in outcomes if isinstance(o, Loaded)), begun)
-        corrupt = [t.key for t, o in zip(wanted, outcomes, strict=True) if isinstance(o, Failed) and o.kind == "corrupt"]
+        corrupt = [
+            t.key for t, o in zip(wanted, outcomes, strict=True) if isinstance(o, Failed) and o.kind == "corrupt"
+        ]
         if corrupt:
             self._log.warning("corrupt", f"tier {self.name}: {len(corrupt)} corrupt objects are deleted")
             await self.delete(corrupt)
@@ -215,7 +219,9 @@ class Tier:
         items = [Item(t.key, (h, b)) for t, h, b in zip(given, pages, bodies, strict=True)]
         fits = [limit is None or item.nbytes <= limit for item in items]
         try:
-            answers = iter(await self._calls.store([i for i, ok in zip(items, fits, strict=True) if ok]) if any(fits) else ())
+            answers = iter(
+                await self._calls.store([i for i, ok in zip(items, fits, strict=True) if ok]) if any(fits) else ()
+            )
         except DeadlineExceeded as error:
             self._failed("store", len(given), error)
             return Stores([Failed(str(error), "timeout")] * len(given), error.settled)

@@ -26,4 +26,6 @@ class Throttle:
                 self._seen[kind] = (last, held + 1)
                 return
             self._seen[kind] = (now, 0)
-        logger.warning("%s%s", text, f" ({held} more like it since the last such line)" if held else "", exc_info=exc_info)
+        logger.warning(
+            "%s%s", text, f" ({held} more like it since the last such line)" if held else "", exc_info=exc_info
+        )

@@ -59,7 +59,9 @@ class Metrics:
             elif spec.kind == "gauge":
                 self._families[name] = Gauge(full, spec.help, spec.labels, registry=self.registry)
             else:
-                self._families[name] = Histogram(full, spec.help, spec.labels, registry=self.registry, buckets=spec.buckets)
+                self._families[name] = Histogram(
+                    full, spec.help, spec.labels, registry=self.registry, buckets=spec.buckets
+                )
 
     def add(self, name: str, amount: float = 1, *labels: str) -> None:
         """Count `amount` more. `labels` are the values in the order of the metric's label names."""

@@ -26,7 +26,6 @@ PACKAGES: Mapping[tuple[str, str], str] = {
     ("storage", "redis"): "kvcore-redis",
     ("storage", "mooncake"): "kvcore-mooncake",
     ("serde", "zstd"): "kvcore-zstd",
-    ("serde", "shuffle"): "kvcore-zstd",
     ("engine", "vllm"): "kvcore-vllm",
     ("engine", "sglang"): "kvcore-sglang",
 }

@@ -1,0 +1,74 @@
+"""A row of the result, and the budgets that rows are held to."""
+
+from typing import Any, Literal, NamedTuple
+
+Unit = Literal["us", "GB/s", "s", "MiB", "x"]
+"""us: microseconds per chunk or slot. GB/s: 10^9 bytes per second. x: bytes before divided by bytes after."""
+
+SMALLER_IS_BETTER = ("us", "s", "MiB")
+
+
+class Row(NamedTuple):
+    """One measured row. Numbers are None when there is nothing to measure; `note` then says why."""
+
+    name: str
+    value: float | None
+    unit: Unit
+    limit: float | None = None
+    ratio_to_limit: float | None = None
+    peer: float | None = None
+    ratio_to_peer: float | None = None
+    note: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The row of `kvcore bench --json`; `note` stands only where it says something."""
+        fields = {k: _short(v) for k, v in self._asdict().items()}
+        if not self.note:
+            del fields["note"]
+        return fields
+
+
+class Budget(NamedTuple):
+    """What a row must reach: `of` names the number that `most` or `least` bounds."""
+
+    of: Literal["value", "ratio_to_limit"]
+    most: float | None = None
+    least: float | None = None
+
+    def met(self, row: Row) -> bool | None:
+        """Whether `row` is within it; None when it was not measured."""
+        number: float | None = getattr(row, self.of)
+        if number is None:
+            return None
+        return (self.most is None or number <= self.most) and (self.least is None or number >= self.least)
+
+    def __str__(self) -> str:
+        sign, bound = ("<=", self.most) if self.most is not None else (">=", self.least)
+        return f"{sign} {bound:g}" + (" of limit" if self.of == "ratio_to_limit" else "")
+
+
+BUDGETS: dict[str, Budget] = {
+    "keys.tokens_buffer": Budget("value", most=1.0),
+    "keys.tokens_list": Budget("value", most=2.0),
+    "keys.engine": Budget("value", most=0.1),
+    "l1.lookup_hit": Budget("value", most=0.12),
+    "l1.reserve_publish": Budget("value", most=0.4),
+    "l1.alloc_free": Budget("value", most=0.2),
+    "l1.alloc_free_mixed": Budget("value", most=0.5),
+    "transfer.store": Budget("ratio_to_limit", least=0.85),
+    "transfer.load": Budget("ratio_to_limit", least=0.85),
+    "disk.store": Budget("ratio_to_limit", least=0.95),
+    "disk.load": Budget("ratio_to_limit", least=0.95),
+    "serde.zstd.ratio": Budget("value", least=1.45),
+    "serde.zstd.encode": Budget("value", least=0.5),
+    "serde.zstd.decode": Budget("value", least=2.0),
+    "import.seconds": Budget("value", most=0.15),
+    "import.rss": Budget("value", most=60),
+    "cli.help.seconds": Budget("value", most=0.15),
+    "cli.help.rss": Budget("value", most=60),
+}
+"""The budgets of `docs/architecture.md`, section 10. Rows that are not here are for orientation."""
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value

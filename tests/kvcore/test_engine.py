@@ -357,7 +357,7 @@ def test_spaces_of_other_models_and_salts_share_nothing(tmp_path: Path) -> None:
 
 def test_a_chunk_size_that_does_not_fit_the_blocks_names_both(tmp_path: Path) -> None:
     engine = opened(tmp_path, "chunk_tokens: 100\nl2: []\n")
-    with pytest.raises(ConfigError, match="chunk_tokens is 100.*block size is 32"):
+    with pytest.raises(ConfigError, match=r"chunk_tokens is 100.*block size is 32"):
         engine.register(spec())
     with pytest.raises(LayoutError):
         engine.register(spec(GroupSpec(("a",), ())))

@@ -1,11 +1,10 @@
-"""The base of every plugin's config model, and the field types with units. Imports pydantic: keep it out of start-up."""
+"""The base of every plugin's config model, and field types with units. Imports pydantic: keep it out of start-up."""
 
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
 
 from kvcore.api.units import format_size, parse_duration, parse_size
-
 
 Size = Annotated[
     int,

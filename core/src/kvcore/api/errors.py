@@ -42,7 +42,8 @@ class SerdeError(KVCoreError):
 class FrameError(KVCoreError):
     """Stored bytes are not a valid frame for this key (see `docs/format.md`); the object is a miss.
 
-    `reason` is a short fixed word for metrics: `short`, `magic`, `version`, `header`, `length`, `key`, `checksum`, `serde`.
+    `reason` is a fixed word for metrics: `short`, `magic`, `version`, `header`, `length`, `key`, `checksum`, `serde`,
+    `unknown_serde`.
     """
 
     def __init__(self, reason: str, text: str) -> None:

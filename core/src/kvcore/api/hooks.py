@@ -49,7 +49,7 @@ class Component:
 
 
 class ObjectEvent(NamedTuple):
-    """One object in an observer's batch. `tier` is `l1` or the name of an L2 tier; `reason` says why where it matters."""
+    """One object in an observer's batch. `tier` is `l1` or the name of an L2 tier; `reason` says why."""
 
     key: Any
     tier: str

@@ -133,7 +133,7 @@ class Storage(StorageTraits, ABC):
 
     @abstractmethod
     async def store(self, items: Sequence[Item]) -> list[StoreOutcome]:
-        """Write each object from its buffers; one outcome per item, in order. An existing key may be kept or replaced."""
+        """Write each object from its buffers; one outcome per item, in order. A known key may be kept or replaced."""
 
     @abstractmethod
     async def delete(self, keys: Sequence[ObjectKey]) -> None:

@@ -77,7 +77,7 @@ class Fetcher:
         return sources
 
     async def load(self, fetch: Fetch, wants: Sequence[Want], sources: Sequence[Tier | None]) -> None:
-        """Load `wants` from their `sources`; ends when the last batch has arrived or failed. Never raises for a tier."""
+        """Load `wants` from their `sources`; ends when the last batch has arrived or failed. No tier makes it raise."""
         groups: dict[tuple[int, ObjectSpace], list[Want]] = {}
         tiers = {id(t): t for t in self._tiers}
         for want, source in zip(wants, sources, strict=True):
@@ -87,8 +87,7 @@ class Fetcher:
         for (tier_id, space), members in groups.items():
             tier = tiers[tier_id]
             size = tier.batch_size(len(members), space.nbytes)
-            for batch in _chunks(members, size):
-                tasks.append(self._loop.spawn(self._batch(fetch, tier, batch)))
+            tasks += [self._loop.spawn(self._batch(fetch, tier, batch)) for batch in _chunks(members, size)]
         if tasks:
             await asyncio.wait(tasks)
 

@@ -1,6 +1,7 @@
 """The event loop of the tiers, on a thread of its own."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -20,10 +21,8 @@ class LoopThread:
 
     def post(self, callback: Callable[..., Any], *args: Any) -> None:
         """Call `callback(*args)` on the loop soon. Silently nothing after `close`."""
-        try:
+        with contextlib.suppress(RuntimeError):  # closed
             self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:
-            pass  # closed
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
         """Run a coroutine on the loop; its result is a future for other threads."""

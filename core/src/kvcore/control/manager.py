@@ -115,10 +115,7 @@ class StorageManager:
             try:
                 await tier.open()
             except Exception as error:
-                if isinstance(error, KVCoreError):
-                    text = str(error)
-                else:
-                    text = f"{type(error).__name__}: {error}"
+                text = str(error) if isinstance(error, KVCoreError) else f"{type(error).__name__}: {error}"
                 raise PluginError(
                     f"{spec.storage.where}: storage {spec.storage.plugin!r} did not open: {text}"
                 ) from error
@@ -130,7 +127,7 @@ class StorageManager:
 
     def _decoder(self, tag: str) -> Serde | None:
         if tag not in self._decoders:
-            plugin = tag.split("/")[0]
+            plugin = tag.split("/", maxsplit=1)[0]
             try:
                 serde = self.create("serde", PluginSpec(plugin, {}, f"frame of {tag}"))
                 self._decoders[tag] = serde if serde.tag == tag else None

@@ -17,7 +17,7 @@ from kvcore.observe import Metrics
 class _Job:
     """Objects under one read lease, on their way to several tiers; the last one ends the lease."""
 
-    __slots__ = ("lease", "layout", "objects", "open_ends")
+    __slots__ = ("layout", "lease", "objects", "open_ends")
 
     def __init__(self, objects: list[L1Object], lease: ReadLease, layout: ObjectLayout, open_ends: int) -> None:
         self.objects = objects

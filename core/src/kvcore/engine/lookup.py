@@ -1,8 +1,9 @@
 """A lookup: which chunks of a request can be retrieved, and the leases that keep them until they are."""
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvcore.control import Fetch, Want
@@ -65,7 +66,7 @@ class Lookup:
         if self._released:
             return False
         renew = self._engine.l1.renew
-        return all([renew(lease) for lease in self._leases])
+        return False not in [renew(lease) for lease in self._leases]  # every one, also after a False
 
     def wait(self, timeout_s: float) -> bool:
         """Is it answered? Waits at most `timeout_s`."""
@@ -115,8 +116,6 @@ class Lookup:
             self._finish()
 
     async def _run(self, missing: list[tuple[int, int]]) -> None:
-        import asyncio
-
         fetch = Fetch(self._arrived)
         try:
             timeout_s = self._engine.manager.config.lookup_timeout
@@ -218,7 +217,7 @@ class Lookup:
             self._done.set()
 
 
-def _log_fault(task: "Callable[..., object] | object") -> None:
-    error = task.exception() if not task.cancelled() else None  # type: ignore[attr-defined, union-attr]
+def _log_fault(task: "asyncio.Task[None]") -> None:
+    error = None if task.cancelled() else task.exception()
     if error is not None:
         logger.error("a late load failed: %r", error)

@@ -104,7 +104,11 @@ class Arena(ArenaView):
             "size": size,
             "token": secrets.token_hex(16),
         }
-        super().__init__(self._fd, descriptor, fresh=True)
+        try:
+            super().__init__(self._fd, descriptor, fresh=True)
+        except ArenaError:
+            os.close(self._fd)
+            raise
         self._epoch = 0
         self._closing = threading.Event()
         self._prefault: threading.Thread | None = None

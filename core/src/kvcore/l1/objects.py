@@ -150,6 +150,7 @@ class L1:
                 self._policy.remove(gone)
             except Exception as error:
                 self._log.warning("policy", f"the eviction policy failed: {error!r}", exc_info=True)
+                return 0  # it may still name them as victims
             self._drop(gone)
         return len(gone)
 
@@ -380,8 +381,7 @@ class L1:
         except Exception as error:
             self._log.warning("policy", f"the eviction policy failed: {error!r}", exc_info=True)
             return []
-        # Whatever a policy says: what is leased stays, and what has gone is not freed again.
-        return [o for o in chosen if not o.readers and o.space.objects.get(o.chunk_hash) is o]
+        return [o for o in chosen if not o.readers]  # whatever a policy says, what is leased stays
 
     def _drop(self, objects: Collection[L1Object]) -> None:
         for obj in objects:

@@ -8,6 +8,10 @@ from kvcore.api import BlockingStorage, Entry, Item, LoadOutcome, ObjectKey, Sto
 from kvcore.l2.threads import PoolExhausted, Threads
 
 
+CANCEL_S = 0.2
+"""How long a cancelled coroutine may take to let go of its buffers."""
+
+
 class DeadlineExceeded(StorageError):
     """A storage call overran its deadline. `settled` ends when the storage no longer touches the call's buffers;
     None when it already does not."""
@@ -62,24 +66,38 @@ class Calls:
 
     def _list(self) -> Any:
         entries = self.storage.list()
-        return entries if asyncio.iscoroutine(entries) else list(entries)  # type: ignore[call-overload]
+        return entries if asyncio.iscoroutine(entries) else list(entries)
 
     async def _call(self, method: Callable[..., Any], *args: Any) -> Any:
-        name = method.__name__
+        late = f"{self._name}: {method.__name__} took more than {self._timeout_s:g} s"
         if self._threads is None:
-            try:
-                return await asyncio.wait_for(method(*args), self._timeout_s)
-            except TimeoutError:
-                raise DeadlineExceeded(f"{self._name}: {name} took more than {self._timeout_s:g} s") from None
+            return await self._call_async(method, args, late)
         try:
             call = self._threads.submit(method, *args)
         except PoolExhausted as error:
             raise DeadlineExceeded(str(error)) from None
         await asyncio.wait((call.settled,), timeout=self._timeout_s)
         if not call.settled.done():
-            self._threads.abandon(call)
-            raise DeadlineExceeded(f"{self._name}: {name} took more than {self._timeout_s:g} s", call.settled)
+            in_use = self._threads.abandon(call)
+            raise DeadlineExceeded(late, call.settled if in_use else None)
         return call.settled.result()
+
+    async def _call_async(self, method: Callable[..., Any], args: Sequence[Any], late: str) -> Any:
+        task = asyncio.ensure_future(method(*args))
+        try:
+            await asyncio.wait((task,), timeout=self._timeout_s)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,), timeout=CANCEL_S)
+                if task.done() and not task.cancelled():
+                    task.exception()  # nobody's: keep asyncio from logging it
+                raise DeadlineExceeded(late, None if task.done() else task)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if task.cancelled():
+            raise StorageError(f"{self._name}: {method.__name__} was cancelled by the storage itself")
+        return task.result()
 
 
 def _one_each(outcomes: Any, asked: Sequence[Any], method: str) -> list[Any]:

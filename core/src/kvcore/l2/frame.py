@@ -4,6 +4,7 @@ Little-endian throughout. The header takes a whole page, so that the payload of 
 in memory. Nothing in it is executable, and every field is bounded before it is used.
 """
 
+import re
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import xxhash
 
 from kvcore.api import FrameError, ObjectKey
+from kvcore.api.keys import MAX_HASH_BYTES, MIN_HASH_BYTES, NAMESPACE_BYTES
 
 HEADER_BYTES = 4096
 VERSION = 1
@@ -22,6 +24,7 @@ _MAGIC = b"KVCFRAME"
 _FIXED = struct.Struct("<8sHHxxxxQIHH16s16s")
 _STAGE = struct.Struct("<QB")  # input bytes, length of the tag; the tag follows
 _CHECK = struct.Struct("<Q")
+_TAG = re.compile(rb"[a-z0-9._/-]{1,%d}" % MAX_TAG_BYTES)
 
 
 class Stage(NamedTuple):
@@ -51,6 +54,10 @@ def pack(
     key: ObjectKey, payload_bytes: int, stages: Sequence[Stage], payload_checksum: bytes, into: memoryview
 ) -> None:
     """Write the header of a frame into `into`, which is `HEADER_BYTES` long."""
+    if len(key.namespace) != NAMESPACE_BYTES or not MIN_HASH_BYTES <= len(key.chunk_hash) <= MAX_HASH_BYTES:
+        raise FrameError("key", f"a namespace has {NAMESPACE_BYTES} bytes, a hash {MIN_HASH_BYTES} to {MAX_HASH_BYTES}")
+    if len(stages) > MAX_STAGES:
+        raise FrameError("serde", f"a chain has at most {MAX_STAGES} serdes, not {len(stages)}")
     fields = [
         _FIXED.pack(
             _MAGIC, VERSION, HEADER_BYTES, payload_bytes, key.group, len(key.chunk_hash), len(stages),
@@ -59,11 +66,9 @@ def pack(
         key.chunk_hash,
     ]  # fmt: skip
     for tag, input_bytes in stages:
-        encoded = tag.encode("ascii")
-        if not 1 <= len(encoded) <= MAX_TAG_BYTES or len(stages) > MAX_STAGES:
-            raise FrameError(
-                "serde", f"a chain has at most {MAX_STAGES} serdes with tags of 1 to {MAX_TAG_BYTES} characters"
-            )
+        encoded = tag.encode()
+        if not _TAG.fullmatch(encoded):
+            raise FrameError("serde", f"a serde's tag is 1 to {MAX_TAG_BYTES} characters of [a-z0-9._/-], not {tag!r}")
         fields.append(_STAGE.pack(input_bytes, len(encoded)) + encoded)
     header = b"".join(fields)
     into[:] = header.ljust(HEADER_BYTES - _CHECK.size, b"\0") + _CHECK.pack(xxhash.xxh3_64_intdigest(header))
@@ -82,14 +87,14 @@ def unpack(key: ObjectKey, header: memoryview, stored_bytes: int) -> Frame:
         raise FrameError("version", f"format version {version}, this release reads {VERSION}")
     at = _FIXED.size + hash_bytes
     stages = []
-    if stage_count > MAX_STAGES or at > HEADER_BYTES // 2 or payload_bytes > MAX_PAYLOAD_BYTES:
+    if stage_count > MAX_STAGES or hash_bytes > MAX_HASH_BYTES or payload_bytes > MAX_PAYLOAD_BYTES:
         raise FrameError("header", "a field of the header is out of bounds")
     for _ in range(stage_count):
         input_bytes, tag_bytes = _STAGE.unpack_from(header, at)
         at += _STAGE.size
         tag = bytes(header[at : at + tag_bytes])
         at += tag_bytes
-        if not 1 <= tag_bytes <= MAX_TAG_BYTES or input_bytes > MAX_PAYLOAD_BYTES or not tag.isascii():
+        if input_bytes > MAX_PAYLOAD_BYTES or not _TAG.fullmatch(tag):
             raise FrameError("header", "a serde stage of the header is out of bounds")
         stages.append(Stage(tag.decode("ascii"), input_bytes))
     if _CHECK.unpack_from(header, HEADER_BYTES - _CHECK.size)[0] != xxhash.xxh3_64_intdigest(header[:at]):

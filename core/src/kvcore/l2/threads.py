@@ -7,7 +7,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 MAX_STUCK = 16
 """So many hung calls are replaced by fresh threads; with more, the pool refuses work until one returns."""
@@ -20,13 +20,13 @@ class PoolExhausted(Exception):
 class Call:
     """One submitted call. `settled` is a future that ends when the thread is done with the call's arguments."""
 
-    __slots__ = ("args", "function", "settled", "started", "stuck")
+    __slots__ = ("args", "function", "settled", "state", "stuck")
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], settled: "asyncio.Future[Any]") -> None:
         self.function = function
         self.args = args
         self.settled = settled
-        self.started = False
+        self.state: Literal["queued", "running", "over"] = "queued"
         self.stuck = False
 
 
@@ -40,6 +40,7 @@ class Threads:
         self._lock = threading.Lock()
         self._threads = 0
         self._idle = 0
+        self._waiting = 0  # calls in the queue
         self._stuck = 0
         self._closed = False
 
@@ -48,24 +49,33 @@ class Threads:
         call = Call(function, args, asyncio.get_running_loop().create_future())
         call.settled.add_done_callback(_retrieve)
         with self._lock:
-            if self._closed or self._stuck >= MAX_STUCK:
+            if self._closed:
+                raise PoolExhausted(f"{self._name}: closed")
+            if self._stuck >= MAX_STUCK:
                 raise PoolExhausted(f"{self._name}: {self._stuck} calls hang, no thread is left")
-            if self._idle == 0 and self._threads - self._stuck < self._size:
-                self._threads += 1
-                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            self._waiting += 1
             self._queue.put(call)
+            self._grow()
         return call
 
     async def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run `function(*args)` on a thread and return its result. Cancelling stops the waiting, not the call."""
         return await asyncio.shield(self.submit(function, *args).settled)
 
-    def abandon(self, call: Call) -> None:
-        """The caller waits no longer: a thread that is still in the call is replaced."""
+    def abandon(self, call: Call) -> bool:
+        """The caller waits no longer. A call that still queues is dropped, a thread that is inside it is replaced.
+
+        True when the call's arguments may still be in use; its `settled` then tells when they no longer are.
+        """
         with self._lock:
-            if call.started and not call.settled.done() and not call.stuck:
+            if call.state == "queued":
+                call.state, call.args = "over", ()
+                return False
+            if call.state == "running" and not call.stuck:
                 call.stuck = True
                 self._stuck += 1
+                self._grow()
+            return call.state == "running"
 
     def close(self) -> None:
         """Let idle threads end. Threads inside a call end after it; hung ones end with the process."""
@@ -74,9 +84,17 @@ class Threads:
             for _ in range(self._threads):
                 self._queue.put(None)
 
+    def _grow(self) -> None:
+        if self._waiting > self._idle and self._threads - self._stuck < self._size and not self._closed:
+            self._threads += 1
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+
     def _run(self) -> None:
         while True:
             with self._lock:
+                if self._threads - self._stuck > self._size:  # the call of a thread replaced meanwhile has returned
+                    self._threads -= 1
+                    return
                 self._idle += 1
             call = self._queue.get()
             with self._lock:
@@ -84,13 +102,22 @@ class Threads:
                 if call is None:
                     self._threads -= 1
                     return
-                call.started = True
+                self._waiting -= 1
+                if call.state == "over":  # abandoned before it began
+                    continue
+                call.state = "running"
+            result, error = None, None
             try:
-                result, error = call.function(*call.args), None
-            except BaseException as caught:
-                result, error = None, caught
+                result = call.function(*call.args)
+            except Exception as caught:
+                error = caught
+            except BaseException as caught:  # SystemExit on a worker thread is no reason to end the event loop
+                error = RuntimeError(repr(caught))
+            if isinstance(error, StopIteration):  # a future cannot hold one
+                error = RuntimeError(repr(error))
             call.args = ()  # lets go of the buffers before the loop hears of it
             with self._lock:
+                call.state = "over"
                 if call.stuck:
                     self._stuck -= 1
             settled = call.settled
@@ -99,6 +126,7 @@ class Threads:
                 settled.get_loop().call_soon_threadsafe(_settle, settled, result, error)
             except RuntimeError:
                 return  # the loop has closed; nobody waits
+            del settled, result, error
 
 
 def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:

@@ -24,7 +24,6 @@ from kvcore.l2.blocking import Calls, DeadlineExceeded
 from kvcore.l2.breaker import Breaker
 from kvcore.l2.buffers import StagingPool, headers
 from kvcore.l2.codec import Codec
-from kvcore.l2.frame import HEADER_BYTES
 from kvcore.l2.threads import Threads
 from kvcore.observe import Metrics, Throttle, logger
 

@@ -7,7 +7,7 @@ text comes from prometheus_client, with a registry of our own: the engine has on
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
+    pass
 
 
 class Spec(NamedTuple):

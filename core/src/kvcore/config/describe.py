@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
-from pydantic_core import to_jsonable_python
 
 
 class Option(NamedTuple):
@@ -21,27 +20,24 @@ def options(model: type[BaseModel] | None) -> list[Option]:
     """The options of a model, in the order of their declaration. None has none."""
     if model is None:
         return []
-    schema = model.model_json_schema(by_alias=False, mode="validation")
-    found = []
-    for name, field in model.model_fields.items():
-        prop = schema["properties"].get(name, {})
-        default = None
-        if not field.is_required():
-            default = prop["default"] if "default" in prop else _plain(field.get_default(call_default_factory=True))
-        found.append(
-            Option(
-                name,
-                _type(prop, schema.get("$defs", {})),
-                field.is_required(),
-                default,
-                " ".join((field.description or "").split()),
-            )
+    schema = model.model_json_schema(by_alias=False)
+    return [
+        Option(
+            name,
+            _type(schema["properties"].get(name, {}), schema.get("$defs", {})),
+            field.is_required(),
+            None if field.is_required() else _as_written(model, name),
+            " ".join((field.description or "").split()),
         )
-    return found
+        for name, field in model.model_fields.items()
+    ]
 
 
-def _plain(value: Any) -> Any:
-    return to_jsonable_python(value, fallback=str)
+def _as_written(model: type[BaseModel], name: str) -> Any:
+    """The default with its unit, through the field's own serializer."""
+    default = model.model_fields[name].get_default(call_default_factory=True)
+    holder = model.model_construct(**{name: default})
+    return holder.model_dump(mode="json", include={name}, warnings=False)[name]
 
 
 def _type(prop: Mapping[str, Any], defs: Mapping[str, Any]) -> str:
@@ -53,7 +49,7 @@ def _type(prop: Mapping[str, Any], defs: Mapping[str, Any]) -> str:
     if "enum" in prop or "const" in prop:
         return " or ".join(f"`{v}`" for v in prop.get("enum", [prop.get("const")]))
     if prop.get("examples"):
-        return "such as " + ", ".join(f"`{e}`" for e in prop["examples"])
+        return "text such as " + ", ".join(f"`{e}`" for e in prop["examples"])
     if prop.get("format") in ("path", "password"):
         return {"path": "path", "password": "secret"}[prop["format"]]
     kind = prop.get("type", "any")
@@ -66,4 +62,4 @@ def _type(prop: Mapping[str, Any], defs: Mapping[str, Any]) -> str:
         "object": "mapping",
         "null": "nothing",
     }
-    return names.get(kind, kind)
+    return names.get(str(kind), str(kind))

@@ -157,6 +157,10 @@ def _rows(value: Any, path: Path, sources: Mapping[Path, Source]) -> Iterator[Ro
             yield from _rows(child, (*path, i), sources)
 
 
+def _holds_models(values: tuple[Any, ...]) -> bool:
+    return any(isinstance(v, PluginSpec | PluginConfig) for v in values)
+
+
 def _leaves(value: Any, path: Path, sources: Mapping[Path, Source]) -> Iterator[Row]:
     if isinstance(value, dict) and value:
         for name, child in value.items():

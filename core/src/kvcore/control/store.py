@@ -139,7 +139,8 @@ class _Queue:
             there = await tier.exists([o.key for o in objects])
             absent = [o for o, known in zip(objects, there, strict=True) if not known]
             if absent:
-                stores = await tier.store([Transfer(o.key, l1.view(o), job.layout) for o in absent])
+                batch = [Transfer(o.key, l1.view(o), job.layout) for o in absent]
+                stores = await tier.store(batch, held=lambda: l1.renew(job.lease))
                 settled = stores.settled
                 self._report(absent, stores)
         finally:

@@ -29,14 +29,14 @@ def weights_fingerprint(path_or_name: str, revision: str | None = None) -> str:
     root = Path(path_or_name)
     files = sorted(p for p in ([root] if root.is_file() else root.glob("*")) if p.suffix in _WEIGHTS and p.is_file())
     if not files:
-        digest.update(f"name\0{path_or_name}\0{revision or ''}".encode())
+        digest.update(f"name\0{path_or_name}\0{revision or ''}".encode(errors="surrogateescape"))
         return digest.hexdigest()[:32]
     config = (root if root.is_dir() else root.parent) / "config.json"
     if config.is_file():
         digest.update(config.read_bytes())
     for file in files:
         size = file.stat().st_size
-        digest.update(f"\0file\0{file.name}\0{size}\0".encode())
+        digest.update(f"\0file\0{file.name}\0{size}\0".encode(errors="surrogateescape"))
         with file.open("rb") as stream:
             for offset in _offsets(stream, size, file.suffix):
                 digest.update(os.pread(stream.fileno(), _SAMPLE_BYTES, offset))
@@ -47,6 +47,7 @@ def _offsets(stream: BinaryIO, size: int, suffix: str) -> Iterator[int]:
     if suffix == ".safetensors":
         spans = _tensors(stream, size)
         if spans:
+            yield from range(0, spans[0][0], _SAMPLE_BYTES)  # names, types and shapes
             for begin, end in spans:
                 yield from _spread(begin, end, _SAMPLES_PER_TENSOR)
             return
@@ -67,8 +68,8 @@ def _tensors(stream: BinaryIO, size: int) -> list[tuple[int, int]]:
             return []
         header = json.loads(stream.read(length))
         base = 8 + length
-        return sorted(
-            (base + t["data_offsets"][0], base + t["data_offsets"][1]) for n, t in header.items() if n[:2] != "__"
-        )
-    except (ValueError, KeyError, TypeError, struct.error, AttributeError):
+        spans = sorted(tuple(t["data_offsets"]) for name, t in header.items() if name != "__metadata__")
+        sound = all(type(b) is type(e) is int and 0 <= b <= e <= size - base for b, e in spans)
+        return [(base + b, base + e) for b, e in spans] if sound else []
+    except (ValueError, KeyError, TypeError, struct.error, AttributeError, RecursionError):
         return []

@@ -143,7 +143,7 @@ def namespace(spec: ModelSpec, chunk_tokens: int, key_scheme: str, lossy: Sequen
     digest = hashlib.sha256(b"kvcore.namespace/1\0")
     for name, value in fields:
         for text in (name, value):
-            raw = text.encode()
+            raw = text.encode(errors="surrogateescape")  # a path may hold any bytes
             digest.update(len(raw).to_bytes(4, "little") + raw)
     return digest.digest()[:NAMESPACE_BYTES]
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -88,8 +89,7 @@ def _nothing(objects: Sequence[L1Object]) -> None:
     pass
 
 
-def _pinned(obj: Any) -> bool:
-    return bool(obj.readers)
+_pinned: Callable[[Any], Any] = attrgetter("readers")  # in C: asked once for each victim
 
 
 class L1:
@@ -254,18 +254,20 @@ class L1:
                 lease.ended = True
                 space = lease.objects[0].space  # a write lease never spans spaces
                 objects, staging = space.objects, space.staging
-                lost: list[L1Object] = []
-                for obj in lease.objects:
-                    chunk_hash = obj.chunk_hash
-                    del staging[chunk_hash]
-                    if ok and chunk_hash not in objects and (not failed or obj not in failed):
-                        objects[chunk_hash] = obj
-                        published.append(obj)
-                    else:
-                        lost.append(obj)
+                hashes = [o.chunk_hash for o in lease.objects]
+                if len(staging) == len(hashes):  # the only writer
+                    staging.clear()
+                else:
+                    for chunk_hash in hashes:
+                        del staging[chunk_hash]
+                published = lease.objects
                 lease.objects = []
-                if lost:
+                if not ok or failed or not objects.keys().isdisjoint(hashes):
+                    lost = {o for o in published if not ok or o in failed or o.chunk_hash in objects}
+                    published = [o for o in published if o not in lost]
                     self._free(lost)
+                    hashes = [o.chunk_hash for o in published]
+                objects.update(zip(hashes, published, strict=True))
                 if published:
                     if not read and published[0].temporary:  # no reader's leaving would ever drop it
                         for obj in published:

@@ -7,7 +7,6 @@ from typing import Any
 from kvcore.api import BlockingStorage, Entry, Item, LoadOutcome, ObjectKey, Storage, StorageError, StoreOutcome, Usage
 from kvcore.l2.threads import PoolExhausted, Threads
 
-
 CANCEL_S = 0.2
 """How long a cancelled coroutine may take to let go of its buffers."""
 
@@ -43,13 +42,13 @@ class Calls:
                 self._threads.close()
 
     async def exists(self, keys: Sequence[ObjectKey]) -> list[bool]:
-        return _one_each(await self._call(self.storage.exists, keys), keys, "exists")
+        return _one_each(await self._call(self.storage.exists, keys), keys, "exists", object)
 
     async def load(self, items: Sequence[Item]) -> list[LoadOutcome]:
-        return _one_each(await self._call(self.storage.load, items), items, "load")
+        return _one_each(await self._call(self.storage.load, items), items, "load", LoadOutcome)
 
     async def store(self, items: Sequence[Item]) -> list[StoreOutcome]:
-        return _one_each(await self._call(self.storage.store, items), items, "store")
+        return _one_each(await self._call(self.storage.store, items), items, "store", StoreOutcome)
 
     async def delete(self, keys: Sequence[ObjectKey]) -> None:
         await self._call(self.storage.delete, keys)
@@ -69,7 +68,8 @@ class Calls:
         return entries if asyncio.iscoroutine(entries) else list(entries)
 
     async def _call(self, method: Callable[..., Any], *args: Any) -> Any:
-        late = f"{self._name}: {method.__name__} took more than {self._timeout_s:g} s"
+        name = getattr(method, "__name__", "a call").strip("_")
+        late = f"{self._name}: {name} took more than {self._timeout_s:g} s"
         if self._threads is None:
             return await self._call_async(method, args, late)
         try:
@@ -96,12 +96,16 @@ class Calls:
             task.cancel()
             raise
         if task.cancelled():
-            raise StorageError(f"{self._name}: {method.__name__} was cancelled by the storage itself")
+            raise StorageError(f"{self._name}: the call was cancelled by the storage itself")
         return task.result()
 
 
-def _one_each(outcomes: Any, asked: Sequence[Any], method: str) -> list[Any]:
-    if not isinstance(outcomes, list) or len(outcomes) != len(asked):
+def _one_each(outcomes: Any, asked: Sequence[Any], method: str, kind: Any) -> list[Any]:
+    if (
+        not isinstance(outcomes, list)
+        or len(outcomes) != len(asked)
+        or not all(isinstance(outcome, kind) for outcome in outcomes)
+    ):
         raise StorageError(
             f"{method} returned {outcomes!r:.100} for {len(asked)} keys: one outcome per key is required"
         )

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from kvcore.api import (
@@ -24,11 +25,16 @@ from kvcore.l2.blocking import Calls, DeadlineExceeded
 from kvcore.l2.breaker import Breaker
 from kvcore.l2.buffers import StagingPool, headers
 from kvcore.l2.codec import Codec
-from kvcore.l2.threads import Threads
+from kvcore.l2.threads import PoolExhausted, Threads
 from kvcore.observe import Metrics, Throttle, logger
 
 KEEP = ("version", "unknown_serde")
 """Frames that another release or configuration may still read: they are misses, and stay."""
+
+
+ANSWERS = ("full", "too_large", "read_only", "corrupt")
+"""Kinds of `Failed` that are a storage's answer: it works. Others (`io`, `timeout`) count against it."""
+_MAX_UNREADABLE = 1 << 16
 
 
 class Transfer(NamedTuple):
@@ -83,6 +89,7 @@ class Tier:
         self._log = Throttle()
         self._slots = asyncio.Semaphore(max(1, storage.preferred_concurrency))
         self._staging = StagingPool(2 * max(1, storage.preferred_concurrency))
+        self._unreadable: set[ObjectKey] = set()
         self.breaker = Breaker(self._changed)
         metrics.set("tier_open", 1, name)
 
@@ -103,7 +110,10 @@ class Tier:
         return max(1, min(share, (32 << 20) // max(1, nbytes)))
 
     async def exists(self, keys: Sequence[ObjectKey]) -> list[bool]:
-        """Which objects the storage says it has; all False when it does not answer."""
+        """Which objects the storage says it has; all False when it does not answer.
+
+        What was found unreadable here counts as absent, so that it is not fetched again, and a store replaces it.
+        """
         if not keys or not self.breaker.allow():
             return [False] * len(keys)
         try:
@@ -112,21 +122,28 @@ class Tier:
             self._failed("exists", len(keys), error)
             return [False] * len(keys)
         self.breaker.success()
-        return [bool(x) for x in answer]
+        unreadable = self._unreadable
+        return [bool(x) and k not in unreadable for k, x in zip(keys, answer, strict=True)]
 
     async def load(self, wanted: Sequence[Transfer]) -> Loads:
         """Bring objects into their payloads, checked and decoded."""
-        if not self.breaker.allow():
-            return Loads([Failed("the circuit breaker is open", "tier_down")] * len(wanted))
-        async with self._slots:
-            return await self._load(wanted)
+        down = Loads([Failed("the circuit breaker is open", "tier_down")] * len(wanted))
+        if not wanted or self.breaker.resting:
+            return down
+        async with self._slots:  # the breaker may open while this waits
+            return await self._load(wanted) if self.breaker.allow() else down
 
-    async def store(self, given: Sequence[Transfer]) -> Stores:
-        """Encode objects and write them."""
-        if not self.breaker.allow():
-            return Stores([Failed("the circuit breaker is open", "tier_down")] * len(given))
+    async def store(self, given: Sequence[Transfer], held: Callable[[], bool] = lambda: True) -> Stores:
+        """Encode objects and write them.
+
+        Args:
+            held: asked once the checksums are made: are the payloads still what the caller gave? False stores nothing.
+        """
+        down = Stores([Failed("the circuit breaker is open", "tier_down")] * len(given))
+        if not given or self.breaker.resting:
+            return down
         async with self._slots:
-            return await self._store(given)
+            return await self._store(given, held) if self.breaker.allow() else down
 
     async def delete(self, keys: Sequence[ObjectKey]) -> None:
         """Delete objects; a fault is counted."""
@@ -166,13 +183,17 @@ class Tier:
             self._failed("load", len(wanted), error)
             return Loads([Failed(str(error))] * len(wanted))
         self._answered(raw)
-        outcomes = await self._threads.run(self._decode, wanted, pages, bodies, raw)
+        try:
+            outcomes = await self._threads.run(self._decode, wanted, pages, bodies, raw)
+        except PoolExhausted as error:
+            return Loads([Failed(str(error), "closed")] * len(wanted))
         del items
-        for view in bodies if staged else ():
-            view.release()
-        for buffer in staged:
-            self._staging.give(buffer)
+        for view, buffer in zip(bodies, staged, strict=False):
+            with suppress(BufferError):  # a storage that still holds a view keeps the buffer, too
+                view.release()
+                self._staging.give(buffer)
         self._count("load", outcomes, sum(o.nbytes for o in outcomes if isinstance(o, Loaded)), begun)
+        self._remember(t.key for t, o in zip(wanted, outcomes, strict=True) if isinstance(o, Failed) and o.kind in KEEP)
         corrupt = [
             t.key for t, o in zip(wanted, outcomes, strict=True) if isinstance(o, Failed) and o.kind == "corrupt"
         ]
@@ -205,7 +226,7 @@ class Tier:
 
     # -- storing -----------------------------------------------------------------------------------------------------
 
-    async def _store(self, given: Sequence[Transfer]) -> Stores:
+    async def _store(self, given: Sequence[Transfer], held: Callable[[], bool]) -> Stores:
         begun = time.perf_counter()
         pages = headers(len(given))
         try:
@@ -214,13 +235,18 @@ class Tier:
             self._log.warning("encode", f"tier {self.name}: encoding failed: {error!r}")
             self._metrics.add("tier_operations", len(given), self.name, "store", "serde")
             return Stores([Failed(f"encoding failed: {error!r}", "serde")] * len(given))
+        if not held():
+            return Stores([Failed("the lease ran out before the objects were encoded", "lease_expired")] * len(given))
+        replaced = [t.key for t in given if t.key in self._unreadable]
+        if replaced:  # a storage may keep what it has
+            await self.delete(replaced)
+            self._unreadable.difference_update(replaced)
         limit = self.storage.max_object_bytes
         items = [Item(t.key, (h, b)) for t, h, b in zip(given, pages, bodies, strict=True)]
         fits = [limit is None or item.nbytes <= limit for item in items]
         try:
-            answers = iter(
-                await self._calls.store([i for i, ok in zip(items, fits, strict=True) if ok]) if any(fits) else ()
-            )
+            asked = [i for i, ok in zip(items, fits, strict=True) if ok]
+            answers = await self._calls.store(asked) if asked else []
         except DeadlineExceeded as error:
             self._failed("store", len(given), error)
             return Stores([Failed(str(error), "timeout")] * len(given), error.settled)
@@ -228,8 +254,10 @@ class Tier:
             self._failed("store", len(given), error)
             return Stores([Failed(str(error))] * len(given))
         too_large = Failed(f"larger than the storage's limit of {limit} bytes", "too_large")
-        outcomes: list[StoreOutcome] = [next(answers) if ok else too_large for ok in fits]
-        self._answered(outcomes)
+        if asked:
+            self._answered(answers)
+        rest = iter(answers)
+        outcomes: list[StoreOutcome] = [next(rest) if ok else too_large for ok in fits]
         written = sum(i.nbytes for i, o in zip(items, outcomes, strict=True) if isinstance(o, Stored))
         if not self.codec.plain:
             self._metrics.add("serde_bytes", sum(len(t.payload) for t in given), self.name, "in")
@@ -255,10 +283,14 @@ class Tier:
         return bodies, staged
 
     def _answered(self, outcomes: Sequence[LoadOutcome | StoreOutcome]) -> None:
-        if all(isinstance(o, Failed) and o.kind == "io" for o in outcomes):
+        if all(isinstance(o, Failed) and o.kind not in ANSWERS for o in outcomes):
             self.breaker.failure()
         else:
             self.breaker.success()
+
+    def _remember(self, keys: Iterable[ObjectKey]) -> None:
+        if len(self._unreadable) < _MAX_UNREADABLE:
+            self._unreadable.update(keys)
 
     # -- accounts ----------------------------------------------------------------------------------------------------
 

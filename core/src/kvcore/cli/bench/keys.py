@@ -55,7 +55,13 @@ def run(setting: Setting) -> list[Row]:
     hashed = KeySource(CHUNK_TOKENS, BLOCK_TOKENS, block_hashes=blocks)
     with setting.peer("keys", chunks=CHUNKS, chunk_tokens=CHUNK_TOKENS, tokens=tokens) as peer:
         cases = [
-            Case(name, "us", us_each(lambda g=generator, s=source: ours(g, s), each), us_each(limit, each), peer.sampler(name))  # type: ignore[misc]
+            Case(
+                name,
+                "us",
+                us_each(lambda g=generator, s=source: ours(g, s), each),
+                us_each(limit, each),
+                peer.sampler(name),
+            )  # type: ignore[misc]
             for name, generator, source, limit in (
                 ("keys.tokens_buffer", tokens_keys, buffer, of_buffer),
                 ("keys.tokens_list", tokens_keys, listed, of_list),

@@ -28,6 +28,10 @@ class Case(NamedTuple):
     note: str = ""
 
 
+def _nothing() -> None:
+    pass
+
+
 def measure(cases: Sequence[Case], rounds: int) -> list[Row]:
     """Sample every case `rounds` times, in turn with its limit and its peer. The first round warms up and is dropped
     when there are more than two."""
@@ -40,28 +44,40 @@ def measure(cases: Sequence[Case], rounds: int) -> list[Row]:
     return [_row(case, taken[1:] if rounds > 2 else taken) for case, taken in zip(cases, samples, strict=True)]
 
 
-def us_each(calls: Callable[[], object], each: int, *, repeats: int = 5, after: Callable[[], object] | None = None) -> Sampler:
-    """Microseconds of `calls()` divided by `each`: the best of `repeats` runs. `after` tidies up, outside the time."""
+def us_each(
+    calls: Callable[[], object],
+    each: int,
+    *,
+    repeats: int = 5,
+    before: Callable[[], object] = _nothing,
+    after: Callable[[], object] = _nothing,
+) -> Sampler:
+    """Microseconds of `calls()` divided by `each`: the best of `repeats` runs. `before` and `after` are not timed."""
 
     def sample() -> float:
-        gc.collect()
         best = 1 << 62
         for _ in range(repeats):
+            before()
+            gc.collect()
             begun = time.perf_counter_ns()
             calls()
             best = min(best, time.perf_counter_ns() - begun)
-            if after is not None:
-                after()
+            after()
         return best / each / 1000
 
     return sample
 
 
 def rate(
-    call: Callable[[], object], nbytes: int, *, repeats: int = 1, after: Callable[[], object] | None = None
+    call: Callable[[], object],
+    nbytes: int,
+    *,
+    repeats: int = 1,
+    before: Callable[[], object] = _nothing,
+    after: Callable[[], object] = _nothing,
 ) -> Sampler:
-    """GB/s of `call()`, which handles `nbytes`: the best of `repeats` runs."""
-    us = us_each(call, 1, repeats=repeats, after=after)
+    """GB/s of `call()`, which handles `nbytes`: the best of `repeats` runs. `before` and `after` are not timed."""
+    us = us_each(call, 1, repeats=repeats, before=before, after=after)
     return lambda: nbytes / us() / 1000
 
 

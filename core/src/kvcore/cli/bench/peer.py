@@ -16,11 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kvcore.api.errors import KVCoreError
+
 READY_S = 120.0
 SAMPLE_S = 120.0
 
 
-class PeerError(Exception):
+class PeerError(KVCoreError):
     """The peer cannot be measured."""
 
 
@@ -120,7 +122,9 @@ def find_scripts(given: str | None) -> Path:
         if (place / "keys.py").is_file():
             return place.resolve()
     raise PeerError(
-        f"{given} holds no peer scripts" if given else "--peer needs the scripts of benchmarks/peer: run it in a "
+        f"{given} holds no peer scripts"
+        if given
+        else "--peer needs the scripts of benchmarks/peer: run it in a "
         "checkout of kvcore, or name their folder with --peer-scripts"
     )
 
@@ -136,4 +140,6 @@ def check_python(python: str) -> None:
     try:
         subprocess.run([python, "-c", "pass"], check=True, capture_output=True, timeout=60)
     except (OSError, subprocess.SubprocessError) as error:
-        raise PeerError(f"--peer {python}: not a working Python interpreter ({error}); ours is {sys.executable}") from None
+        raise PeerError(
+            f"--peer {python}: not a working Python interpreter ({error}); ours is {sys.executable}"
+        ) from None

@@ -30,6 +30,11 @@ class Setting:
         """Rounds for short things."""
         return 5 if self.quick else 15
 
+    def peer_name(self) -> str | None:
+        """Name and version of the peer, as its scripts tell it."""
+        with self.peer("keys", chunks=1, chunk_tokens=16, tokens=[0] * 16) as peer:
+            return peer.name or None
+
     def peer(self, group: str, **setting: Any) -> "Peer | NoPeer":
         """The peer's script of `group`, running; or one that has no rows."""
         if self.peer_python is None or self.peer_scripts is None:
@@ -42,6 +47,8 @@ class Setting:
 
 class NoPeer:
     """Stands where no peer is."""
+
+    name = ""
 
     def sampler(self, row: str) -> Callable[[], float | None] | None:
         """It has no row."""

@@ -1,0 +1,63 @@
+"""The parser, and the one place where errors become messages. Commands import what they need when they are used."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
+from kvcore import __version__
+from kvcore.api.errors import KVCoreError
+from kvcore.cli.output import error
+
+COMMANDS = {
+    "plugins": ("kvcore.cli.plugins", "list, show and check plugins"),
+    "config": ("kvcore.cli.config", "check a configuration, show its values and where they come from"),
+    "doctor": ("kvcore.cli.doctor", "examine this machine, the plugins and every tier"),
+    "bench": ("kvcore.cli.bench", "measure speed against this machine's limits"),
+}
+"""Command -> its module and help. A module offers `add_arguments(parser)` and `run(args) -> int`; it is imported only
+when its command is used, and a command whose module is absent does not exist."""
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Parse and run. Never lets a `KVCoreError` out: its text goes to stderr."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        parser, modules = _parser(next((a for a in arguments if not a.startswith("-")), None))
+        args = parser.parse_args(arguments)
+        if args.command is None:
+            parser.print_help()
+            return 2
+        status: int = modules[args.command].run(args)
+        sys.stdout.flush()
+        return status
+    except KVCoreError as e:
+        error(str(e))
+        return 1
+    except SystemExit as e:  # argparse has printed why
+        return e.code if isinstance(e.code, int) else 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of a pipe has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser(command: str | None) -> tuple[argparse.ArgumentParser, dict[str, ModuleType]]:
+    parser = argparse.ArgumentParser(
+        prog="kvcore", description="Keep and share the KV cache of LLM inference.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"kvcore {__version__}")
+    sub = parser.add_subparsers(dest="command", metavar="COMMAND")
+    modules: dict[str, ModuleType] = {}
+    for name, (module, help_text) in COMMANDS.items():
+        if find_spec(module) is None:
+            continue
+        child = sub.add_parser(name, help=help_text, description=help_text, allow_abbrev=False)
+        if name == command:
+            modules[name] = import_module(module)
+            modules[name].add_arguments(child)
+    return parser, modules

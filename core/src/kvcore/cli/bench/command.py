@@ -1,0 +1,94 @@
+"""The command line of `kvcore bench`."""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from kvcore.api.errors import ConfigError
+from kvcore.cli.bench import machine
+from kvcore.cli.bench.peer import check_python, find_scripts
+from kvcore.cli.bench.rows import BUDGETS, Row
+from kvcore.cli.bench.setting import Setting
+from kvcore.cli.output import paint, print_json, table, track
+
+GROUPS = ("startup", "keys", "l1", "engine", "disk", "serde", "transfer")
+"""In the order in which they run: what must not be disturbed by torch comes before it is imported."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `kvcore bench`."""
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and bytes: under 45 s")
+    parser.add_argument("--json", action="store_true", help="JSON on stdout")
+    parser.add_argument(
+        "--only", action="append", choices=GROUPS, metavar="GROUP", help=f"only this group; repeatable: {', '.join(GROUPS)}"
+    )
+    parser.add_argument("--path", metavar="DIR", help="where disk rows write (default: the temporary directory)")
+    parser.add_argument("--peer", metavar="PYTHON", help="interpreter of a peer's environment, to measure beside ours")
+    parser.add_argument("--peer-scripts", metavar="DIR", help="scripts that measure the peer (default: benchmarks/peer)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print. JSON: {machine: {...}, rows: [{name, value, unit, limit, ratio_to_limit, peer,
+    ratio_to_peer}]}; a row may have a `note`. Raises `ConfigError` and `PeerError` for what it cannot use."""
+    path = Path(args.path or tempfile.gettempdir()).resolve()
+    if not path.is_dir():
+        raise ConfigError(f"--path {args.path}: no such directory")
+    setting = Setting(args.quick, path, _say)
+    if args.peer:
+        check_python(args.peer)
+        setting = Setting(args.quick, path, _say, args.peer, find_scripts(args.peer_scripts))
+    described = machine.describe(path, setting.peer_name())
+    begun = time.monotonic()
+    rows = measure_all(args.only or GROUPS, setting)
+    described["seconds"] = round(time.monotonic() - begun, 1)
+    if args.json:
+        print_json({"machine": described, "rows": [row.as_json() for row in rows]})
+    else:
+        show(described, rows)
+    return 0
+
+
+def measure_all(groups: Sequence[str], setting: Setting) -> list[Row]:
+    """The rows of `groups`, in the order of `GROUPS`."""
+    rows: list[Row] = []
+    chosen = [group for group in GROUPS if group in groups]
+    for group in track(chosen, "measuring"):
+        if not sys.stderr.isatty():
+            setting.say(f"measuring {group}")
+        rows += import_module(f"kvcore.cli.bench.{group}").run(setting)
+    return rows
+
+
+def show(described: dict[str, Any], rows: Sequence[Row]) -> None:
+    """The table for people."""
+    print(", ".join(f"{key} {value}" for key, value in described.items() if value is not None))
+    print()
+    header = ("ROW", "VALUE", "UNIT", "LIMIT", "OF LIMIT", "PEER", "OF PEER", "BUDGET", "")
+    table(header, [_cells(row) for row in rows])
+    notes = dict.fromkeys(f"{row.name.rpartition('.')[0]}: {row.note}" for row in rows if row.note)
+    for note in notes:
+        print(note)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    budget = BUDGETS.get(row.name)
+    met = budget.met(row) if budget else None
+    verdict = "" if met is None else paint("ok", "ok") if met else paint("missed", "warning")
+    numbers = (row.limit, row.ratio_to_limit, row.peer, row.ratio_to_peer)
+    return (row.name, number(row.value), row.unit, *map(number, numbers), str(budget or ""), verdict)
+
+
+def number(value: float | None) -> str:
+    """Three significant digits."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

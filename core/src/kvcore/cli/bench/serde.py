@@ -1,0 +1,42 @@
+"""kvcore-zstd over the real KV that ships with kvcore, on one core."""
+
+from kvcore.api import PluginError
+from kvcore.cli.bench.measure import Case, absent, measure, rate
+from kvcore.cli.bench.rows import Row, Unit
+from kvcore.cli.bench.setting import Setting
+from kvcore.plugins import PluginSpec, Registry
+
+NAMES: tuple[tuple[str, Unit], ...] = (
+    ("serde.zstd.ratio", "x"),
+    ("serde.zstd.encode", "GB/s"),
+    ("serde.zstd.decode", "GB/s"),
+)
+
+
+def run(setting: Setting) -> list[Row]:
+    """The rows `serde.zstd.*`: rates are of the payload, before encoding and after decoding."""
+    from kvcore.testing.sample import kv_sample
+
+    try:
+        serde = Registry().create("serde", PluginSpec("zstd", {}, "bench"))
+    except PluginError as error:
+        return absent(NAMES, str(error))
+    payload, layout = kv_sample()
+    source = memoryview(payload)
+    encoded = memoryview(serde.encode(source, layout))
+    into = memoryview(bytearray(len(payload)))
+
+    def decode() -> None:
+        serde.decode(encoded, into, layout)
+
+    decode()
+    if into != source:
+        raise AssertionError("the decoded object differs from its source")
+    repeats = 5 if setting.quick else 20
+    ratio = len(payload) / len(encoded)
+    cases = [
+        Case("serde.zstd.ratio", "x", lambda: ratio),
+        Case("serde.zstd.encode", "GB/s", rate(lambda: serde.encode(source, layout), len(payload), repeats=repeats)),
+        Case("serde.zstd.decode", "GB/s", rate(decode, len(payload), repeats=repeats)),
+    ]
+    return measure(cases, setting.rounds)

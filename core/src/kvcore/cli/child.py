@@ -1,0 +1,113 @@
+"""Checks in a process of their own: a plugin whose native library aborts or hangs is reported, not suffered."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Outcome(NamedTuple):
+    """How a child ended. `value` is what it printed as JSON, when it was `ok`; `text` says why it was not."""
+
+    ok: bool
+    text: str
+    seconds: float
+    value: Any = None
+
+
+def check_plugin(kind: str, name: str, timeout_s: float) -> Outcome:
+    """Import and validate one plugin."""
+    return call("plugin", kind, name, timeout_s=timeout_s)
+
+
+def call(*words: str, timeout_s: float) -> Outcome:
+    """Run a task of this module in a child."""
+    begun = time.perf_counter()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvcore.cli.child", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Outcome(False, f"did not end within {timeout_s:g} s", time.perf_counter() - begun)
+    seconds = time.perf_counter() - begun
+    answer = _answer(done.stdout)
+    if answer is not None:
+        return Outcome(answer["ok"], answer["text"], seconds, answer["value"])
+    last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+    code = done.returncode
+    why = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+    return Outcome(False, f"the process {why}{': ' + last[0] if last else ''}", seconds)
+
+
+_MARK = "kvcore-child:"
+
+
+def _answer(stdout: str) -> Any:
+    """The last marked line: plugins may print what they like at import."""
+    marked = [line for line in stdout.splitlines() if line.startswith(_MARK)]
+    return json.loads(marked[-1].removeprefix(_MARK)) if marked else None
+
+
+def _plugin(kind: str, name: str) -> Any:
+    from kvcore.plugins import registry_from_env
+
+    registry = registry_from_env()
+    if kind == "hooks":
+        registry.use_hooks([name])
+        return None
+    component = registry.component(kind, name)
+    if component.config is not None:
+        from kvcore.config.describe import options
+
+        options(component.config)
+    return str(component.api)
+
+
+def _engine(name: str) -> Any:
+    from dataclasses import asdict
+
+    from kvcore.plugins import PluginSpec, registry_from_env
+
+    integration = registry_from_env().create("engine", PluginSpec(name, {}, "engine"))
+    return [asdict(finding) for finding in integration.check()]
+
+
+def _torch() -> Any:
+    import torch
+
+    cuda = torch.cuda.is_available()
+    return {
+        "version": torch.__version__,
+        "cuda_build": torch.version.cuda,
+        "cuda": cuda,
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
+        "threads": torch.get_num_threads(),
+    }
+
+
+def main(words: list[str]) -> int:
+    """The child's side: run the task and print its outcome."""
+    from kvcore.api.errors import KVCoreError
+
+    tasks: dict[str, Callable[..., Any]] = {"plugin": _plugin, "engine": _engine, "torch": _torch}
+    try:
+        ok, text, value = True, "", tasks[words[0]](*words[1:])
+    except KVCoreError as e:
+        ok, text, value = False, str(e), None
+    except Exception as e:
+        ok, text, value = False, f"{type(e).__name__}: {e}", None
+    print(f"\n{_MARK}{json.dumps({'ok': ok, 'text': text, 'value': value}, default=str)}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,149 @@
+"""`kvcore doctor`: one finding a line, each with its remedy."""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+
+from kvcore.api.engine import Finding
+from kvcore.cli import machine, tiers
+from kvcore.cli.child import call
+from kvcore.cli.config import add_set, flags
+from kvcore.cli.output import paint, print_json, track
+from kvcore.config import load_config
+from kvcore.plugins import Registry, registry_from_env
+
+CHILD_TIMEOUT_S = 120.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `kvcore doctor`."""
+    parser.add_argument("file", metavar="FILE", nargs="?", help="a YAML file (default: KVCORE_CONFIG, or the defaults)")
+    add_set(parser)
+    parser.add_argument("--json", action="store_true", help="JSON on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """JSON: {ok, findings: [{level, subject, text, remedy, data}]}. Status 1 when a finding is an error."""
+    registry = registry_from_env()
+    checks: list[Callable[[], Iterator[Finding]]] = [
+        machine.python,
+        machine.memory,
+        machine.shared_memory,
+        machine.locked_memory,
+        _torch,
+        lambda: _plugins(registry),
+        lambda: _engines(registry),
+        lambda: _configuration(registry, args),
+    ]
+    findings: list[Finding] = []
+    for check in track(checks, "examining", quiet=args.json):
+        for finding in check():
+            findings.append(finding)
+            if not args.json:
+                _print(finding)
+    ok = all(f.level != "error" for f in findings)
+    if args.json:
+        print_json({"ok": ok, "findings": [asdict(f) for f in findings]})
+    return 0 if ok else 1
+
+
+def _print(finding: Finding) -> None:
+    print(f"{paint(f'{finding.level:<7}', finding.level)} {finding.subject}: {finding.text}", flush=True)
+    if finding.remedy:
+        print(f"        {paint('->', 'dim')} {finding.remedy}", flush=True)
+
+
+def _torch() -> Iterator[Finding]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        installed = version("torch")
+    except PackageNotFoundError:
+        yield Finding(
+            "note",
+            "torch",
+            "not installed here",
+            "an engine brings its own; for the test kit: pip install kvcore[torch]",
+        )
+        return
+    outcome = call("torch", timeout_s=CHILD_TIMEOUT_S)
+    if not outcome.ok:
+        yield Finding(
+            "error", "torch", f"{installed} cannot be imported: {outcome.text}", "reinstall torch for this machine"
+        )
+        return
+    found = outcome.value
+    yield Finding("ok", "torch", f"{found['version']}, {found['threads']} threads", data=found)
+    if found["cuda"]:
+        yield Finding("ok", "cuda", f"CUDA {found['cuda_build']}: {', '.join(found['devices'])}", data=found)
+    elif found["cuda_build"]:
+        yield Finding(
+            "warning",
+            "cuda",
+            f"torch is built for CUDA {found['cuda_build']}, but no device answers",
+            "check the driver with nvidia-smi, and CUDA_VISIBLE_DEVICES; on a machine without a GPU this is harmless",
+        )
+    else:
+        yield Finding("note", "cuda", "this torch is built without CUDA: KV is copied by the CPU")
+
+
+def _plugins(registry: Registry) -> Iterator[Finding]:
+    from kvcore.api.hooks import GROUPS
+
+    infos = [info for kind in GROUPS for info in registry.available(kind)]
+    yield Finding(
+        "ok",
+        "plugins",
+        f"{len(infos)} installed, from {', '.join(sorted({f'{i.distribution} {i.version}' for i in infos}))}",
+        data={"plugins": [i.as_dict() for i in infos]},
+    )
+    for problem in registry.problems():
+        yield Finding("warning", "plugins", problem, "its author has to mend it; until then it is not used")
+    for info in infos:
+        if info.status == "clash":
+            text = f"several distributions give this name; here: {info.distribution} {info.version}"
+            yield Finding("warning", f"{info.kind} {info.name}", text, f"write {info.name}@{info.distribution}")
+        elif info.status == "blocked":
+            text = "blocked by KVCORE_BLOCK_PLUGINS or KVCORE_ALLOW_PLUGINS"
+            yield Finding("note", f"{info.kind} {info.name}", text, "change the variable to use it")
+        if info.status in ("blocked", "reserved") or info.builtin:
+            continue
+        outcome = call("plugin", info.kind, f"{info.name}@{info.distribution}", timeout_s=CHILD_TIMEOUT_S)
+        if outcome.ok:
+            yield Finding("ok", f"{info.kind} {info.name}", f"{info.distribution} {info.version} loads")
+        else:
+            remedy = f"pip install --force-reinstall {info.distribution}; harmless while nothing selects it"
+            yield Finding("warning", f"{info.kind} {info.name}", outcome.text, remedy)
+
+
+def _engines(registry: Registry) -> Iterator[Finding]:
+    infos = [i for i in registry.available("engine") if i.status in ("ready", "clash")]
+    if not infos:
+        yield Finding("note", "engines", "no engine connector is installed", "for vLLM: pip install kvcore-vllm")
+    for info in infos:
+        outcome = call("engine", f"{info.name}@{info.distribution}", timeout_s=CHILD_TIMEOUT_S)
+        if outcome.ok:
+            for finding in outcome.value:
+                yield Finding(**finding)
+        else:
+            remedy = f"pip install --force-reinstall {info.distribution}"
+            yield Finding("error", f"engine {info.name}", outcome.text, remedy)
+
+
+def _configuration(registry: Registry, args: argparse.Namespace) -> Iterator[Finding]:
+    from kvcore.config import InvalidConfigError
+
+    try:
+        config = load_config(args.file, flags=flags(args), registry=registry)
+    except InvalidConfigError as e:
+        for fault in e.faults:
+            yield Finding("error", "config", str(fault), "see `kvcore plugins show NAME` and docs/configuration.md")
+        return
+    yield Finding("ok", "config", config.file or "no file: the defaults are in force")
+    yield from machine.l1_size(config.l1.size)
+    if not config.l2:
+        yield Finding(
+            "note", "tiers", "none: what leaves L1 is lost", "add l2: [{storage: disk}] (pip install kvcore-disk)"
+        )
+    for tier in config.l2:
+        yield from tiers.probe(tier, registry)

@@ -1,0 +1,87 @@
+"""Output: JSON, tables and marks. Colour only on a terminal without NO_COLOR; rich only there and when installed."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TextIO
+
+COLOURS = {"ok": "32", "note": "36", "warning": "33", "error": "31", "dim": "2", "bold": "1"}
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    print(json.dumps(value, indent=2, default=str))
+
+
+def error(text: str) -> None:
+    """An error on stderr: `kvcore: ...`."""
+    print(f"{paint('kvcore:', 'error', sys.stderr)} {text}", file=sys.stderr)
+
+
+def coloured(stream: TextIO) -> bool:
+    """Whether `stream` is a terminal that shows colour."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
+    """`text` in a colour of `COLOURS`, where `stream` (default stdout) shows colour."""
+    return f"\x1b[{COLOURS[colour]}m{text}\x1b[0m" if coloured(stream or sys.stdout) else text
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Aligned columns; on a terminal with rich, the last column wraps."""
+    if sys.stdout.isatty() and _rich():
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for i, header in enumerate(headers):
+            drawn.add_column(header, overflow="fold", no_wrap=i == 0)
+        for row in rows:
+            drawn.add_row(*(Text(cell) for cell in row))
+        Console().print(drawn)
+        return
+    widths = [max(len(r[i]) for r in (headers, *rows)) for i in range(len(headers))]
+    for n, row in enumerate((headers, *rows)):
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        print(paint(line, "bold") if n == 0 else line)
+
+
+def track(items: Sequence[Any], what: str, *, quiet: bool = False) -> Iterator[Any]:
+    """`items`, with a progress bar on stderr while they take their time, when stderr is a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield from items
+    elif _rich():
+        from rich.console import Console
+        from rich.progress import track as rich_track
+
+        yield from rich_track(items, description=what, console=Console(stderr=True), transient=True)
+    else:
+        yield from _bar(items, what)
+
+
+def _bar(items: Sequence[Any], what: str) -> Iterator[Any]:
+    width = min(30, shutil.get_terminal_size().columns - len(what) - 12)
+    for done, item in enumerate(items):
+        filled = width * done // len(items)
+        sys.stderr.write(f"\r{what} [{'#' * filled}{'.' * (width - filled)}] {done}/{len(items)}")
+        sys.stderr.flush()
+        yield item
+    sys.stderr.write("\r\x1b[K")
+    sys.stderr.flush()
+
+
+def lines(texts: Iterable[str]) -> None:
+    """One text a line on stdout."""
+    for text in texts:
+        print(text)
+
+
+def _rich() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("rich") is not None

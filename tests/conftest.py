@@ -1,0 +1,16 @@
+"""Settings for all tests: hypothesis without deadlines; in CI without shrinking and from a fixed seed."""
+
+import os
+
+from hypothesis import HealthCheck, Phase, settings
+
+settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "ci",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    derandomize=True,
+    print_blob=True,
+)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")

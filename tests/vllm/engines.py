@@ -1,0 +1,135 @@
+"""Real vLLM engines, in this process, for the scenarios. Imported by `child.py` only, never by pytest."""
+
+import gc
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vllm import LLM, SamplingParams, TokensPrompt
+
+BLOCK = 128
+Prompt = list[int]
+
+
+class Engine:
+    """One engine. `extra` are kvcore's options; None runs vLLM without kvcore."""
+
+    def __init__(self, model: str, extra: dict[str, Any] | None, **kwargs: Any) -> None:
+        transfer = None
+        if extra is not None:
+            options = {"kvcore.l1.size": "256MiB", "kvcore.min_object_size": "64KiB", "kvcore.l2": [], **extra}
+            transfer = {
+                "kv_connector": "KVCoreConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {k: v for k, v in options.items() if v is not None},
+            }
+        settings = {
+            "dtype": "float32",
+            "max_model_len": 2048,
+            "max_num_batched_tokens": 512,
+            "max_num_seqs": 16,
+            "enforce_eager": True,
+            "seed": 0,
+            "disable_log_stats": False,
+            **kwargs,
+        }
+        self.llm = LLM(model=model, kv_transfer_config=transfer, **settings)
+
+    def run(self, prompts: Sequence[Prompt], max_tokens: int = 16) -> tuple[list[list[int]], list[int]]:
+        """Greedy token ids and the number of cached tokens, per prompt."""
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        tokens = [TokensPrompt(prompt_token_ids=p) for p in prompts]
+        outputs = self.llm.generate(tokens, params, use_tqdm=False)
+        assert all(o.outputs[0].finish_reason == "length" for o in outputs), [o.outputs[0] for o in outputs]
+        return [list(o.outputs[0].token_ids) for o in outputs], [o.num_cached_tokens for o in outputs]
+
+    def one(self, prompt: Prompt, max_tokens: int = 16) -> tuple[list[int], int]:
+        """The same for one prompt."""
+        (tokens,), (cached,) = self.run([prompt], max_tokens)
+        return tokens, cached
+
+    def forget(self, *, connector: bool = False) -> None:
+        """Empty vLLM's own prefix cache (and kvcore's, with `connector`)."""
+        until = time.monotonic() + 10
+        while not self.llm.reset_prefix_cache(reset_connector=connector):
+            # Blocks of an asynchronous save come back with the next step.
+            assert time.monotonic() < until, "blocks are still held"
+            self.one([5, 6, 7], 1)
+
+    @property
+    def core(self) -> Any:
+        """vLLM's scheduler, in this process."""
+        return self.llm.llm_engine.engine_core.engine_core.scheduler
+
+    @property
+    def half(self) -> Any:
+        """The connector's scheduler half."""
+        return self.core.connector.scheduler
+
+    def settle(self) -> None:
+        """Step until nothing is under way."""
+        until = time.monotonic() + 20
+        while self.core.has_requests():
+            assert time.monotonic() < until
+            self.llm.llm_engine.step()
+
+    def leaks(self) -> dict[str, float]:
+        """What the cache still holds for requests; all zero when no request runs."""
+        half = self.half
+        half.engine.drain()
+        usage = half.engine.l1.usage()
+        return {
+            "leases": usage["leases"],
+            "staging": usage["staging"],
+            "quarantined": usage["quarantined"],
+            "plans": len(half._load_plans) + len(half._save_plans) + len(half.engine._plans),
+            "requests": len(half._requests) + len(half._waiting),
+        }
+
+    def stat(self, prefix: str) -> float:
+        """Sum of the cache's numbers whose name begins so."""
+        totals = {**self.half.engine.stats(), **self.half._counts}
+        return sum(v for k, v in totals.items() if k.startswith(prefix))
+
+    def faults(self) -> dict[str, int]:
+        """Faults that the guards of both halves have caught."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        return {**self.half.faults, **get_kv_transfer_group().worker.faults}
+
+    def close(self) -> None:
+        """Shut down as vLLM does."""
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm
+        gc.collect()
+
+
+@contextmanager
+def engine(model: str, extra: dict[str, Any] | None, **kwargs: Any) -> Iterator[Engine]:
+    """An engine for the time of a block. Afterwards no thread and no arena of kvcore is left in this process."""
+    made = Engine(model, extra, **kwargs)
+    try:
+        yield made
+    finally:
+        made.close()
+    threads = [t.name for t in threading.enumerate() if t.name.startswith("kvcore")]
+    arenas = [f for f in Path("/proc/self/fd").iterdir() if f.is_symlink() and "kvcore" in str(f.readlink())]
+    assert not threads, threads
+    assert not arenas, arenas
+
+
+def tokens(seed: int, count: int) -> Prompt:
+    """Random token ids that every test model knows."""
+    rnd = random.Random(seed)
+    return [rnd.randrange(3, 1000) for _ in range(count)]
+
+
+def crowd(count: int = 40) -> list[Prompt]:
+    """Requests that share parts of one prefix, of up to 1,100 tokens."""
+    rnd = random.Random(3)
+    shared = tokens(4, 600)
+    return [shared[: rnd.randrange(600)] + tokens(100 + i, rnd.randrange(5, 500)) for i in range(count)]

@@ -1,0 +1,111 @@
+"""Scenarios without faults: what is reused, and that the text never changes. Run by `child.py`."""
+
+from pathlib import Path
+from typing import Any
+
+from engines import Engine, crowd, engine, tokens
+
+SYNC = {"kvcore.load": "sync", "kvcore.save": "sync"}
+ASYNC = {"kvcore.load": "async", "kvcore.save": "async"}
+PROMPTS = [tokens(1, 549), tokens(2, 512), tokens(3, 60), tokens(4, 1500)]
+LONG = tokens(5, 1500)
+SHORT = tokens(6, 140)
+
+
+def plain(models: Path, model: str = "tiny") -> dict[str, Any]:
+    """vLLM without kvcore: what every other scenario's text is compared to."""
+    made = Engine(str(models / model), None, enable_prefix_caching=False)
+    texts = {
+        "prompts": made.run(PROMPTS)[0],
+        "long": made.one(LONG)[0],
+        "partial": made.one(LONG[:300] + tokens(7, 200))[0],
+        "short": made.one(SHORT, 200)[0],
+        "crowd": made.run(crowd(), 24)[0],
+    }
+    texts["turn"] = made.one(SHORT + texts["short"][:190])[0]
+    made.close()
+    return texts
+
+
+def hot(models: Path, model: str = "tiny", extra: "dict[str, Any] | None" = None) -> dict[str, Any]:
+    """Cold, vLLM's own hit, hot, partial hits, a hit beyond vLLM's own, generated tokens, forgetting everything."""
+    out: dict[str, Any] = {}
+    with engine(str(models / model), extra or {}) as e:
+        out["cold"], out["cold_cached"] = e.run(PROMPTS)
+        out["own"], out["own_cached"] = e.run(PROMPTS)
+        e.forget()
+        out["hot"], out["hot_cached"] = e.run(PROMPTS)
+        out["long"], out["long_cached"] = e.one(LONG)
+        e.forget()
+        out["partial"], out["partial_cached"] = e.one(LONG[:300] + tokens(7, 200))
+        out["beyond"], out["beyond_cached"] = e.one(LONG)
+        out["short"], _ = e.one(SHORT, 200)
+        e.forget()
+        out["turn"], out["turn_cached"] = e.one(SHORT + out["short"][:190])
+        metrics = {}
+        for metric in e.llm.get_metrics():
+            labels = {k: v for k, v in metric.labels.items() if k in ("source", "state", "reason")}
+            if hasattr(metric, "value"):
+                metrics[metric.name + str(sorted(labels.values()))] = metric.value
+        out["metrics"] = metrics
+        e.forget(connector=True)
+        out["reset"], out["reset_cached"] = e.one(LONG)
+        e.settle()
+        out["leaks"], out["faults"] = e.leaks(), e.faults()
+        out["chunk_tokens"] = e.half._space(None).chunk_tokens
+    return out
+
+
+def many(models: Path, model: str = "tiny", extra: "dict[str, Any] | None" = None) -> dict[str, Any]:
+    """40 requests at once in a paged cache of 40 blocks: preemptions, shared prefixes, three times over."""
+    out: dict[str, Any] = {"rounds": [], "cached": []}
+    with engine(str(models / model), extra or {}, num_gpu_blocks_override=40) as e:
+        for _ in range(3):
+            texts, cached = e.run(crowd(), 24)
+            out["rounds"].append(texts)
+            out["cached"].append(sum(cached))
+            e.forget()
+        out["preemptions"] = next(m.value for m in e.llm.get_metrics() if m.name == "vllm:num_preemptions")
+        out["twice"] = e.stat("kvcore_stored_chunks_total")
+        e.settle()
+        out["leaks"], out["faults"] = e.leaks(), e.faults()
+    return out
+
+
+def aborts(models: Path, model: str = "tiny", extra: "dict[str, Any] | None" = None) -> dict[str, Any]:
+    """Requests aborted in the queue, while loading, while computing and while saving."""
+    from vllm import SamplingParams, TokensPrompt
+
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    out: dict[str, Any] = {}
+    with engine(str(models / model), extra or {}, num_gpu_blocks_override=40) as e:
+        e.one(LONG)
+        e.forget()
+        for steps in (0, 1, 2, 4, 8):
+            names = [f"{steps}-{i}" for i in range(6)]
+            for i, name in enumerate(names):
+                prompt = LONG[: 700 + i] if i % 2 else tokens(50 + 10 * steps + i, 700)
+                e.llm.llm_engine.add_request(name, TokensPrompt(prompt_token_ids=prompt), params)
+            for _ in range(steps):
+                e.llm.llm_engine.step()
+            e.llm.llm_engine.abort_request(names)
+        e.settle()
+        e.forget()
+        out["long"], out["long_cached"] = e.one(LONG)
+        e.settle()
+        out["leaks"], out["faults"] = e.leaks(), e.faults()
+    return out
+
+
+def tensor_parallel(models: Path) -> dict[str, Any]:
+    """Two ranks in processes of their own, without and with kvcore."""
+    out: dict[str, Any] = {}
+    made = Engine(str(models / "tiny"), None, tensor_parallel_size=2)
+    out["plain"] = made.run(PROMPTS)[0]
+    made.close()
+    made = Engine(str(models / "tiny"), ASYNC, tensor_parallel_size=2)
+    out["cold"] = made.run(PROMPTS)[0]
+    made.forget()
+    out["hot"], out["cached"] = made.run(PROMPTS)
+    made.close()
+    return out

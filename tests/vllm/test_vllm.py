@@ -1,0 +1,159 @@
+"""kvcore under real vLLM, without faults. All text is compared to vLLM without kvcore, in float32."""
+
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+SYNC = '{"extra": {"kvcore.load": "sync", "kvcore.save": "sync"}}'
+ASYNC = '{"extra": {"kvcore.load": "async", "kvcore.save": "async"}}'
+MIXED = '{"extra": {"kvcore.load": "async", "kvcore.save": "sync", "kvcore.chunk_tokens": 256}}'
+TOKENS = '{"extra": {"kvcore.keys": "tokens"}}'
+PROMPT_ONLY = '{"extra": {"kvcore.save_decode": false}}'
+SWA = '{"model": "swa"}'
+SWA_ASYNC = '{"model": "swa", "extra": {"kvcore.save": "async", "kvcore.chunk_tokens": 256}}'
+NO_LEAKS = {"leases": 0, "staging": 0, "quarantined": 0, "plans": 0, "requests": 0}
+
+
+@pytest.fixture(scope="module")
+def results(run_child: Any) -> Any:
+    return run_child(
+        "plain",
+        *(f"hot:{mode}" for mode in (SYNC, ASYNC, MIXED, TOKENS, PROMPT_ONLY)),
+        *(f"many:{mode}" for mode in (SYNC, ASYNC)),
+        *(f"aborts:{mode}" for mode in (SYNC, ASYNC)),
+    )
+
+
+@pytest.fixture(scope="module")
+def hybrid(run_child: Any) -> Any:
+    return run_child(
+        f"plain:{SWA}",
+        *(f"hot:{mode}" for mode in (SWA, SWA_ASYNC)),
+        *(f"many:{mode}" for mode in (SWA, SWA_ASYNC)),
+        f"aborts:{SWA_ASYNC}",
+    )
+
+
+def same_text(result: dict[str, Any], plain: dict[str, Any]) -> None:
+    for name in ("cold", "own", "hot"):
+        assert result[name] == plain["prompts"], name
+    for name, reference in (
+        ("long", "long"), ("beyond", "long"), ("reset", "long"),
+        ("partial", "partial"), ("short", "short"), ("turn", "turn"),
+    ):  # fmt: skip
+        assert result[name] == plain[reference], name
+    assert result["leaks"] == NO_LEAKS
+    assert result["faults"] == {}
+
+
+def test_hot_in_the_step(results: Any) -> None:
+    result = results[f"hot:{SYNC}"]
+    same_text(result, results["plain"])
+    assert result["chunk_tokens"] == 128
+    assert result["cold_cached"] == [0, 0, 0, 0]
+    # A load inside the step leaves a token to compute, so of 512 tokens a block less is loaded.
+    assert result["hot_cached"] == [512, 384, 0, 1408]
+    assert result["partial_cached"] == 256
+    assert result["beyond_cached"] == 1408
+    assert result["reset_cached"] == 0
+
+
+def test_hot_beside_the_step(results: Any) -> None:
+    result = results[f"hot:{ASYNC}"]
+    same_text(result, results["plain"])
+    assert result["hot_cached"] == [512, 512, 0, 1408]
+    assert result["partial_cached"] == 256
+    assert result["beyond_cached"] == 1408
+    assert result["reset_cached"] == 0
+
+
+def test_chunks_of_two_blocks(results: Any) -> None:
+    result = results[f"hot:{MIXED}"]
+    same_text(result, results["plain"])
+    assert result["chunk_tokens"] == 256
+    assert result["hot_cached"] == [512, 512, 0, 1280]
+    assert result["partial_cached"] == 256
+    assert result["beyond_cached"] == 1280
+
+
+def test_keys_from_tokens(results: Any) -> None:
+    result = results[f"hot:{TOKENS}"]
+    same_text(result, results["plain"])
+    assert result["hot_cached"] == [512, 384, 0, 1408]
+
+
+def test_generated_tokens_are_kept(results: Any) -> None:
+    assert results[f"hot:{SYNC}"]["turn_cached"] == 256
+
+
+def test_generated_tokens_are_not_kept_when_switched_off(results: Any) -> None:
+    result = results[f"hot:{PROMPT_ONLY}"]
+    same_text(result, results["plain"])
+    assert result["turn_cached"] == 128
+
+
+def test_numbers_in_vllms_metrics(results: Any) -> None:
+    metrics = results[f"hot:{SYNC}"]["metrics"]
+    assert metrics["vllm:external_prefix_cache_hits[]"] > 0
+    assert metrics["vllm:prompt_tokens_cached_by_source['host']"] > 0
+    assert metrics["vllm:kvcore_load_bytes[]"] > 0
+    assert metrics["vllm:kvcore_save_bytes[]"] > 0
+    assert metrics["vllm:kvcore_l1_bytes['size']"] == 256 * 1024 * 1024
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC], ids=["sync", "async"])
+def test_many_requests_with_preemptions(results: Any, mode: str) -> None:
+    result = results[f"many:{mode}"]
+    for texts in result["rounds"]:
+        assert texts == results["plain"]["crowd"]
+    assert result["preemptions"] > 0
+    assert result["cached"][1] > result["cached"][0]
+    assert result["leaks"] == NO_LEAKS
+    assert result["faults"] == {}
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC], ids=["sync", "async"])
+def test_aborted_requests(results: Any, mode: str) -> None:
+    result = results[f"aborts:{mode}"]
+    assert result["long"] == results["plain"]["long"]
+    assert result["long_cached"] == 1408
+    assert result["leaks"] == NO_LEAKS
+    assert result["faults"] == {}
+
+
+@pytest.mark.parametrize("mode", [SWA, SWA_ASYNC], ids=["default", "async-256"])
+def test_sliding_window(hybrid: Any, mode: str) -> None:
+    result = hybrid[f"hot:{mode}"]
+    same_text(result, hybrid[f"plain:{SWA}"])
+    assert result["hot_cached"] == ([512, 384, 0, 1408] if mode == SWA else [512, 256, 0, 1280])
+    assert result["beyond_cached"] > 1000
+
+
+@pytest.mark.parametrize("mode", [SWA, SWA_ASYNC], ids=["default", "async-256"])
+def test_sliding_window_with_preemptions(hybrid: Any, mode: str) -> None:
+    result = hybrid[f"many:{mode}"]
+    for texts in result["rounds"]:
+        assert texts == hybrid[f"plain:{SWA}"]["crowd"]
+    assert result["preemptions"] > 0
+    assert result["cached"][1] > result["cached"][0]
+    assert result["leaks"] == NO_LEAKS
+    assert result["faults"] == {}
+
+
+def test_sliding_window_with_aborts(hybrid: Any) -> None:
+    result = hybrid[f"aborts:{SWA_ASYNC}"]
+    assert result["long"] == hybrid[f"plain:{SWA}"]["long"]
+    assert result["leaks"] == NO_LEAKS
+    assert result["faults"] == {}
+
+
+def test_two_ranks(run_child: Any) -> None:
+    results = run_child(
+        "tensor_parallel", VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_CPU_OMP_THREADS_BIND="0|1", timeout_s=290
+    )
+    result = results["tensor_parallel"]
+    assert result["cold"] == result["plain"]
+    assert result["hot"] == result["plain"]
+    assert result["cached"] == [512, 512, 0, 1408]

@@ -132,11 +132,11 @@ def describe(candidate: Candidate) -> str:
 def failure(candidate: Candidate, what: str, cause: BaseException) -> PluginError:
     """The one error for code of the plugin that raised: cause and place, and what to install where that is known."""
     text = f"{describe(candidate)} {what}: {_cause(cause)}"
-    place = where(cause, candidate.entry.module)
+    place = where(cause, candidate.entry.value)
     if place and not isinstance(cause, KVCoreError):
         text += f", at {place}"
     missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
-    if missing and missing.partition(".")[0] != candidate.entry.module.partition(".")[0]:
+    if missing and missing.partition(".")[0] != _package(candidate.entry.value):
         text += f". The module {missing!r} is not installed here: pip install the package that brings it"
     return PluginError(text)
 
@@ -147,11 +147,11 @@ def _cause(cause: BaseException) -> str:
     return f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
 
 
-def where(error: BaseException, module: str) -> str:
+def where(error: BaseException, target: str) -> str:
     """`file:line` of the last frame in the plugin's own package, or else of the last frame with a source."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    package = module.partition(".")[0]
+    package = _package(target)
     own = last = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         code: CodeType = frame.f_code
@@ -179,3 +179,8 @@ def _known_hooks(text: str, known: list[str]) -> str:
 
 def _expected_hook(candidate: Candidate) -> str:
     return "kvcore_stored" if candidate.kind == "hooks" else f"kvcore_{candidate.kind}"
+
+
+def _package(target: str) -> str:
+    """The top-level package of an entry point's target."""
+    return target.partition(":")[0].partition(".")[0].strip()

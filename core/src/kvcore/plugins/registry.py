@@ -177,10 +177,9 @@ class Registry:
         return "clash" if len(rivals) > 1 and not c.builtin else "ready"
 
     def _blocked(self, c: Candidate) -> bool:
-        names = {c.name, normalize(c.distribution), f"{c.name}@{normalize(c.distribution)}"}
-        if any(_entry(word) in names for word in self._block):
+        if any(_names(word, c) for word in self._block):
             return True
-        return self._allow is not None and not c.builtin and not any(_entry(word) in names for word in self._allow)
+        return self._allow is not None and not c.builtin and not any(_names(word, c) for word in self._allow)
 
     def _select(self, kind: str, name: str) -> Candidate:
         bare, _, distribution = name.partition("@")
@@ -231,10 +230,12 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return lower[found[0]] if found else None
 
 
-def _entry(word: str) -> str:
-    """A word of an allow or block list in the form it is compared in."""
+def _names(word: str, c: Candidate) -> bool:
+    """Whether a word of an allow or block list means this plugin."""
     name, at, distribution = word.partition("@")
-    return f"{name}@{normalize(distribution)}" if at else word
+    if at:
+        return name == c.name and normalize(distribution) == normalize(c.distribution)
+    return word == c.name or normalize(word) == normalize(c.distribution)
 
 
 def _labels(candidates: list[Candidate]) -> str:

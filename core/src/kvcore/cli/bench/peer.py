@@ -1,8 +1,8 @@
 """The peer's side: a script that runs in the peer's own environment and takes a sample when asked.
 
-A script (`benchmarks/peer/`) is started as `PYTHON GROUP.py SETTING`, SETTING being JSON. It prints one JSON object per
-line: first `{"peer": "name version", "rows": [...]}`, then, for each row name it reads, `{"value": ...}` in the row's
-unit or `{"error": ...}`.
+A script (`benchmarks/peer/GROUP.py`) reads lines and answers each with one JSON object on a line. First comes the setting,
+in JSON: the answer is `{"peer": "name version", "rows": [...]}`. Then come names of rows: the answer is a sample,
+`{"value": ...}` in the row's unit, or `{"error": ...}`.
 """
 
 import json
@@ -42,16 +42,16 @@ class Peer:
         self._say = say
         self._text = b""
         self._process = subprocess.Popen(
-            [python, str(script), json.dumps(setting)],
+            [python, str(script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=_environment(),
         )
         try:
-            ready = self._read(READY_S)
+            ready = self._ask(json.dumps(setting), READY_S)
             self.name, self.rows = ready["peer"], ready["rows"]
-        except (PeerError, KeyError) as error:
+        except (OSError, PeerError, KeyError) as error:
             self.close()
             say(f"the peer's {script.name} did not start ({error}): its columns stay empty")
 
@@ -83,10 +83,7 @@ class Peer:
         if row not in self.rows:
             return None
         try:
-            assert self._process.stdin
-            self._process.stdin.write(f"{row}\n".encode())
-            self._process.stdin.flush()
-            answer = self._read(SAMPLE_S)
+            answer = self._ask(row, SAMPLE_S)
             if "value" in answer:
                 return float(answer["value"])
             raise PeerError(answer.get("error", "no value"))
@@ -94,6 +91,12 @@ class Peer:
             self._say(f"the peer failed on {row}: {error}")
             self.rows.remove(row)
             return None
+
+    def _ask(self, line: str, timeout_s: float) -> dict[str, Any]:
+        assert self._process.stdin
+        self._process.stdin.write(f"{line}\n".encode())
+        self._process.stdin.flush()
+        return self._read(timeout_s)
 
     def _read(self, timeout_s: float) -> dict[str, Any]:
         assert self._process.stdout

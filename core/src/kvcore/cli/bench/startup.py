@@ -50,7 +50,7 @@ def run(setting: Setting) -> list[Row]:
             Case("cli.help.seconds", "s", _process(_HELP), _process("pass"), peer.sampler("cli.help.seconds")),
             Case("cli.help.rss", "MiB", partial(_rss, _HELP), peer=peer.sampler("cli.help.rss")),
         ]
-        return measure(cases, 4 if setting.quick else 8)
+        return measure(cases, 3 if setting.quick else 8)
 
 
 def _timed(code: str) -> tuple[float, float]:

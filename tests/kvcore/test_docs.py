@@ -1,0 +1,128 @@
+"""What the documentation shows works: its files are written out, installed and run; its YAML is checked."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvcore.config import load_config
+from kvcore.observe import METRICS
+from kvcore.plugins import Registry
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = (ROOT / "docs" / "write-a-plugin.md").read_text()
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.S | re.M)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The guide's package, written out and installed into a folder of its own."""
+    root = tmp_path_factory.mktemp("plugin")
+    files = 0
+    for language in ("toml", "python", "yaml"):
+        for block in blocks(GUIDE, language):
+            first = block.splitlines()[0]
+            assert first.startswith("# file: "), f"a block of the guide does not say which file it is: {first!r}"
+            path = root / first.removeprefix("# file: ")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block)
+            files += 1
+    assert files >= 8
+    (root / "src/kvcore_sqlite/__init__.py").touch()
+    extra = {"serde": "xor", "eviction": "oldest", "hooks": "observer"}
+    with (root / "pyproject.toml").open("a") as toml:
+        for kind, name in extra.items():
+            toml.write(f'\n[project.entry-points."kvcore.{kind}"]\n{name} = "kvcore_sqlite.{name}"\n')
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target"]
+    subprocess.run([*install, str(root / "site"), str(root)], check=True, capture_output=True, timeout=120)
+    return root
+
+
+def run(package: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(package / "site"), "PYTHONWARNINGS": "ignore"}
+    return subprocess.run(command, cwd=package, env=env, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_the_guides_plugin_passes_its_own_tests(package: Path) -> None:
+    done = run(package, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    assert " passed" in done.stdout
+
+
+def test_the_guides_configuration_is_accepted(package: Path) -> None:
+    done = run(package, sys.executable, "-m", "kvcore.cli", "config", "check", "kvcore.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = run(package, sys.executable, "-m", "kvcore.cli", "plugins", "show", "sqlite")
+    assert done.returncode == 0, done.stderr
+    assert "The database file." in done.stdout
+
+
+def test_the_guides_other_plugins_run_together(package: Path) -> None:
+    script = """
+import hashlib, pathlib, logging
+logging.basicConfig(level=logging.INFO)
+from kvcore.engine import CacheEngine, GroupSpec, ModelSpec
+pathlib.Path("all.yaml").write_text('''
+l1: {size: 4MiB, eviction: oldest}
+l2: [{storage: {plugin: sqlite, path: all.db}, serde: [xor]}]
+hooks: [observer]
+''')
+engine = CacheEngine.open("all.yaml")
+space = engine.register(ModelSpec("t", "m", "w", "bf16", 2, "l", "b", "i", 16, 1, (GroupSpec(("a",), (65536,)),)))
+keys = [hashlib.sha256(bytes([i])).digest() for i in range(3)]
+ids = [list(range(3 * space.chunk_blocks))]
+plan = engine.reserve(space, keys, 0, 3, ids)
+engine.publish(plan.id)
+engine.drain()
+engine.clear(space)
+lookup = engine.lookup(space, keys)
+assert lookup.wait(10) and lookup.poll() == 3, (lookup.poll(), lookup.misses)
+engine.release(lookup)
+engine.close()
+"""
+    done = run(package, sys.executable, "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert "objects are now in sqlite" in done.stderr
+
+
+def test_the_readme_backend_is_the_guides_and_short() -> None:
+    (readme,) = [b for b in blocks(README, "python") if "SQLiteStorage" in b]
+    lines = [line for line in readme.splitlines() if line.strip()]
+    assert len(lines) <= 40
+    (guide,) = [b for b in blocks(GUIDE, "python") if "class SQLiteStorage" in b]
+    for line in lines:
+        assert line in guide, f"the README shows a line that the tested guide lacks: {line}"
+
+
+def test_the_readmes_yaml_is_ten_lines_and_valid(tmp_path: Path) -> None:
+    (text,) = blocks(README, "yaml")
+    assert len(text.splitlines()) <= 10
+    path = tmp_path / "kvcore.yaml"
+    path.write_text(text)
+    config = load_config(str(path), env={}, registry=Registry())
+    assert config.l1.size == 8 << 30
+
+
+def test_the_readmes_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^    make (\w+)", README, re.M):
+        assert re.search(rf"^{target}:", makefile, re.M), target
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)[^)]*\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_metric_is_documented() -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    for name in METRICS:
+        assert f"`kvcore_{name}" in text, f"docs/metrics.md lacks kvcore_{name}"

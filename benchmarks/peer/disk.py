@@ -5,8 +5,6 @@ import json
 from argparse import Namespace
 from pathlib import Path
 
-from serve import SETTING, serve
-
 from lmcache.cli.commands.bench.l2_adapter_bench.data import (
     create_l1_memory_desc,
     make_aligned_tensor,
@@ -16,6 +14,7 @@ from lmcache.cli.commands.bench.l2_adapter_bench.data import (
 from lmcache.cli.commands.bench.l2_adapter_bench.runner import bench_load, bench_store
 from lmcache.v1.distributed.l2_adapters import create_l2_adapter
 from lmcache.v1.distributed.l2_adapters.config import parse_args_to_l2_adapters_config
+from serve import SETTING, serve
 
 OBJECTS, OBJECT_BYTES = SETTING["objects"], SETTING["object_bytes"]
 folder = Path(SETTING["path"]) / "peer"
@@ -42,9 +41,7 @@ def store() -> float:
         if file.is_file():
             file.unlink()
     keys = make_object_keys(OBJECTS, key_offset=next(rounds) * OBJECTS)
-    result = bench_store(
-        adapter, 1, OBJECTS, OBJECT_BYTES, 1, lambda r: [keys], lambda r: [stored], lambda text: None
-    )
+    result = bench_store(adapter, 1, OBJECTS, OBJECT_BYTES, 1, lambda r: [keys], lambda r: [stored], lambda text: None)
     return OBJECTS * OBJECT_BYTES / seconds(result) / 1e9
 
 

@@ -1,11 +1,9 @@
-"""The library level that an engine's connector ends at: its StorageManager, 128 resident chunks of 2 MiB, policy LRU."""
+"""The library level that an engine's connector ends at: its StorageManager, 128 resident chunks of 2 MiB, LRU."""
 
 import hashlib
 import itertools
 
 import torch
-from serve import SETTING, serve, us_each
-
 from lmcache.v1.distributed.api import GroupedObjectKeys, MemoryLayoutDesc, ObjectKey, PrefetchTaskSpec
 from lmcache.v1.distributed.config import (
     EvictionConfig,
@@ -14,6 +12,7 @@ from lmcache.v1.distributed.config import (
     StorageManagerConfig,
 )
 from lmcache.v1.distributed.storage_manager import StorageManager
+from serve import SETTING, serve, us_each
 
 CHUNKS = SETTING["chunks"]
 layout = MemoryLayoutDesc([torch.Size([2, 32, 256, 64])], [torch.bfloat16])

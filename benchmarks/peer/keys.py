@@ -1,8 +1,7 @@
 """Keys: its token hasher with its default algorithm, from a Python list (it takes nothing else)."""
 
-from serve import SETTING, serve, us_each
-
 from lmcache.v1.multiprocess.token_hasher import TokenHasher
+from serve import SETTING, serve, us_each
 
 hasher = TokenHasher(SETTING["chunk_tokens"], "blake3")
 tokens = SETTING["tokens"]

@@ -7,12 +7,11 @@ import hashlib
 import random
 
 import torch
-from serve import SETTING, serve, us_each
-
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
 from lmcache.v1.distributed.config import L1ManagerConfig, L1MemoryManagerConfig
 from lmcache.v1.distributed.l1_manager import L1Manager
 from lmcache.v1.distributed.memory_manager import L1MemoryManager
+from serve import SETTING, serve, us_each
 
 CHUNKS = SETTING["chunks"]
 MODEL, RANK = "meta-llama/Llama-3-8B", 0x01000100

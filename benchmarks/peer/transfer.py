@@ -6,13 +6,12 @@ import time
 from typing import Any
 
 import torch
-from serve import SETTING, serve
-
 from lmcache.lmcache_native import EngineKVFormat, PageBufferShapeDesc, TransferDirection
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
 from lmcache.v1.distributed.config import L1ManagerConfig, L1MemoryManagerConfig
 from lmcache.v1.distributed.l1_manager import L1Manager
 from lmcache.v1.platform.torch_ops.mp_mem_kernels import multi_layer_block_kv_transfer
+from serve import SETTING, serve
 
 torch.set_num_threads(1)
 LAYERS, HEADS, SIZE = SETTING["layers"], SETTING["heads"], SETTING["head_size"]

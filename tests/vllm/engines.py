@@ -13,6 +13,8 @@ from vllm import LLM, SamplingParams, TokensPrompt
 
 BLOCK = 128
 Prompt = list[int]
+Text = tuple[list[int], float]
+"""Token ids, and the sum of their log probabilities: with a random model the tokens alone are a weak witness."""
 
 
 class Engine:
@@ -39,18 +41,19 @@ class Engine:
         }
         self.llm = LLM(model=model, kv_transfer_config=transfer, **settings)
 
-    def run(self, prompts: Sequence[Prompt], max_tokens: int = 16) -> tuple[list[list[int]], list[int]]:
-        """Greedy token ids and the number of cached tokens, per prompt."""
-        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    def run(self, prompts: Sequence[Prompt], max_tokens: int = 16) -> tuple[list[Text], list[int]]:
+        """Greedy text and the number of cached tokens, per prompt."""
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=0)
         tokens = [TokensPrompt(prompt_token_ids=p) for p in prompts]
         outputs = self.llm.generate(tokens, params, use_tqdm=False)
         assert all(o.outputs[0].finish_reason == "length" for o in outputs), [o.outputs[0] for o in outputs]
-        return [list(o.outputs[0].token_ids) for o in outputs], [o.num_cached_tokens for o in outputs]
+        texts = [(list(o.outputs[0].token_ids), o.outputs[0].cumulative_logprob) for o in outputs]
+        return texts, [o.num_cached_tokens for o in outputs]
 
-    def one(self, prompt: Prompt, max_tokens: int = 16) -> tuple[list[int], int]:
+    def one(self, prompt: Prompt, max_tokens: int = 16) -> tuple[Text, int]:
         """The same for one prompt."""
-        (tokens,), (cached,) = self.run([prompt], max_tokens)
-        return tokens, cached
+        (text,), (cached,) = self.run([prompt], max_tokens)
+        return text, cached
 
     def forget(self, *, connector: bool = False) -> None:
         """Empty vLLM's own prefix cache (and kvcore's, with `connector`)."""

@@ -15,14 +15,14 @@ SHORT = tokens(6, 140)
 def plain(models: Path, model: str = "tiny") -> dict[str, Any]:
     """vLLM without kvcore: what every other scenario's text is compared to."""
     made = Engine(str(models / model), None, enable_prefix_caching=False)
-    texts = {
+    texts: dict[str, Any] = {
         "prompts": made.run(PROMPTS)[0],
         "long": made.one(LONG)[0],
         "partial": made.one(LONG[:300] + tokens(7, 200))[0],
         "short": made.one(SHORT, 200)[0],
         "crowd": made.run(crowd(), 24)[0],
     }
-    texts["turn"] = made.one(SHORT + texts["short"][:190])[0]
+    texts["turn"] = made.one(SHORT + texts["short"][0][:190])[0]
     made.close()
     return texts
 
@@ -41,7 +41,7 @@ def hot(models: Path, model: str = "tiny", extra: "dict[str, Any] | None" = None
         out["beyond"], out["beyond_cached"] = e.one(LONG)
         out["short"], _ = e.one(SHORT, 200)
         e.forget()
-        out["turn"], out["turn_cached"] = e.one(SHORT + out["short"][:190])
+        out["turn"], out["turn_cached"] = e.one(SHORT + out["short"][0][:190])
         metrics = {}
         for metric in e.llm.get_metrics():
             labels = {k: v for k, v in metric.labels.items() if k in ("source", "state", "reason")}

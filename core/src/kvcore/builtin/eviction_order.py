@@ -36,13 +36,13 @@ class OrderedPolicy(EvictionPolicy):
         victims: list[Hashable] = []
         kept: list[tuple[Hashable, int]] = []
         entries, newest = self._entries, self.evicts_newest
-        pop = entries.popitem
+        pop, choose = entries.popitem, victims.append
         while nbytes > 0 and entries:
             key, size = pop(newest)
             if pinned(key):
                 kept.append((key, size))
             else:
-                victims.append(key)
+                choose(key)
                 nbytes -= size
         for key, size in reversed(kept):
             entries[key] = size

@@ -46,9 +46,9 @@ class TokenKeys(KeyGenerator):
         data = _token_bytes(source.tokens, start * size, end * size)
         parent = known[-1] if known else _root(source)
         hashes: list[bytes] = []
-        append, extra = hashes.append, source.chunk_extra
+        append, new, extra = hashes.append, sha256, source.chunk_extra
         for (chunk,) in iter_unpack(f"{size * TOKEN_BYTES}s", data):
-            state = sha256(parent)
+            state = new(parent)
             state.update(chunk)
             if extra and (more := extra.get(start + len(hashes))):
                 state.update(pack("<Q", len(more)) + more)

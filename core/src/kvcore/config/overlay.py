@@ -13,6 +13,8 @@ OTHER_VARIABLES = {
     "KVCORE_ALLOW_PLUGINS": "when set, no other plugins may be imported, except the core's own",
 }
 """Variables of this prefix that are no fields. `KVCORE_LOG_LEVEL` is the field `log_level`."""
+TEST_PREFIX = "KVCORE_TEST_"
+"""Variables of test suites, which run engines in their own environment. Not looked at."""
 
 
 def apply_environment(tree: Tree, env: Mapping[str, str]) -> list[Fault]:
@@ -20,7 +22,7 @@ def apply_environment(tree: Tree, env: Mapping[str, str]) -> list[Fault]:
     faults: list[Fault] = []
     wanted: list[tuple[Path, str, str]] = []
     for variable, text in env.items():
-        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
+        if not variable.startswith(PREFIX) or variable.startswith(TEST_PREFIX) or variable in OTHER_VARIABLES:
             continue
         parts = variable.removeprefix(PREFIX).lower().split("__")
         if not all(parts):

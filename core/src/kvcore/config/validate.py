@@ -100,7 +100,7 @@ def _faults(error: ValidationError, model: type[BaseModel], data: Any, prefix: P
         texts = list(dict.fromkeys(_text(e, model, path, full, tree) for e in errors))
         source = tree.source(full)
         extra = errors[0]["type"] == "extra_forbidden"
-        given = _given(errors[0], model, path)
+        given = "" if errors[0]["type"] == "missing" else _given(data, model, path)
         text = " or ".join(texts)
         if extra:
             text = f"no such option, given {given}{_unknown(model, path, full, tree)}"
@@ -148,10 +148,9 @@ def _about(model: type[BaseModel], path: Path) -> str:
     return f": {' '.join(field.description.split())}" if field is not None and field.description else ""
 
 
-def _given(error: Any, model: type[BaseModel], path: Path) -> str:
-    value = error["input"]
-    if error["type"] == "missing":
-        return ""
+def _given(value: Any, model: type[BaseModel], path: Path) -> str:
+    for part in path:
+        value = value[part]
     if _secret(model, path):
         return _HIDDEN
     if value is None:

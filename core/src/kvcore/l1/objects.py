@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from itertools import repeat
 from operator import attrgetter
 from typing import Any
 
@@ -215,13 +216,13 @@ class L1:
         evicted: list[L1Object] = []
         with self._lock:
             objects, staging = space.objects, space.staging
-            wanted = [h for h in hashes if h not in objects]
+            wanted = hashes if objects.keys().isdisjoint(hashes) else [h for h in hashes if h not in objects]
             if staging:
                 wanted = [h for h in wanted if h not in staging]
             known = len(hashes) - len(wanted)
             slots = self._allocate(space.slot_bytes, len(wanted), evicted) if wanted else []
-            # zip stops at the last slot: without room for all, the front of the prefix is the useful part
-            new = [L1Object(space, h, slot, temporary) for h, slot in zip(wanted, slots)]  # noqa: B905
+            # map stops at the last slot: without room for all, the front of the prefix is the useful part
+            new = list(map(L1Object, repeat(space), wanted, slots, repeat(temporary)))
             lease = WriteLease(new, self._clock() + self.lease_s)
             if new:
                 before = len(staging)
@@ -383,18 +384,31 @@ class L1:
         except Exception as error:
             self._log.warning("policy", f"the eviction policy failed: {error!r}", exc_info=True)
             return []
-        return [o for o in chosen if not o.readers]  # whatever a policy says, what is leased stays
+        if any(map(_pinned, chosen)):  # whatever a policy says, what is leased stays
+            chosen = [o for o in chosen if not o.readers]
+        return chosen
 
     def _drop(self, objects: Collection[L1Object]) -> None:
-        for obj in objects:
-            del obj.space.objects[obj.chunk_hash]
-        self._free(objects)
+        for space, some in self._by_space(objects):
+            table = space.objects
+            for obj in some:
+                del table[obj.chunk_hash]
+            self._free_in(space, some)
 
     def _free(self, objects: Collection[L1Object]) -> None:
-        for nbytes in {space.slot_bytes for space in {o.space for o in objects}}:
-            slots = [o.slot for o in objects if o.space.slot_bytes == nbytes]
-            self.arena.bump(slots)
-            self._allocator.free(nbytes, slots)
+        for space, some in self._by_space(objects):
+            self._free_in(space, some)
+
+    def _free_in(self, space: ObjectSpace, objects: Collection[L1Object]) -> None:
+        slots = [o.slot for o in objects]
+        self.arena.bump(slots)
+        self._allocator.free(space.slot_bytes, slots)
+
+    def _by_space(self, objects: Collection[L1Object]) -> list[tuple[ObjectSpace, Collection[L1Object]]]:
+        if len(self._spaces) == 1:  # the usual case, several times as fast
+            return [(space, objects) for space in self._spaces.values()]
+        spaces = {o.space for o in objects}
+        return [(space, [o for o in objects if o.space is space]) for space in spaces]
 
     def _unquarantine(self, lease: WriteLease) -> None:
         self.quarantined_bytes -= sum(o.space.slot_bytes for o in lease.objects)

@@ -83,11 +83,16 @@ def unpack(key: ObjectKey, header: memoryview, stored_bytes: int) -> Frame:
     )
     if magic != _MAGIC:
         raise FrameError("magic", f"begins with {magic!r}, not {_MAGIC!r}")
-    if version != VERSION or header_bytes != HEADER_BYTES:
+    if version != VERSION:
         raise FrameError("version", f"format version {version}, this release reads {VERSION}")
     at = _FIXED.size + hash_bytes
     stages = []
-    if stage_count > MAX_STAGES or hash_bytes > MAX_HASH_BYTES or payload_bytes > MAX_PAYLOAD_BYTES:
+    if (
+        header_bytes != HEADER_BYTES
+        or stage_count > MAX_STAGES
+        or hash_bytes > MAX_HASH_BYTES
+        or payload_bytes > MAX_PAYLOAD_BYTES
+    ):
         raise FrameError("header", "a field of the header is out of bounds")
     for _ in range(stage_count):
         input_bytes, tag_bytes = _STAGE.unpack_from(header, at)

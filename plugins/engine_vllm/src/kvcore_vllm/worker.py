@@ -9,6 +9,7 @@ from kvcore.transfer import PagedCache
 from kvcore_vllm import _compat
 from kvcore_vllm.copier import Copier
 from kvcore_vllm.faults import Guarded, guarded
+from kvcore_vllm.layout import by_block, describe
 from kvcore_vllm.metadata import Attach, Load, Metadata, Save, Tally, WorkerLayout, WorkerMetadata
 from kvcore_vllm.model_spec import group_layers
 from kvcore_vllm.stats import KVCoreStats
@@ -51,16 +52,7 @@ class WorkerHalf(Guarded):
     def layout(self) -> WorkerLayout:
         """What this rank's KV looks like."""
         if self._layout is None:
-            shapes, attention, sizes = [], [], {}
-            element = 0
-            for name, tensor in self._tensors.items():
-                block = tensor[0]
-                element = int(block.element_size())
-                sizes[name] = int(block.numel()) * element
-                shapes.append(f"{str(block.dtype).removeprefix('torch.')}{list(block.shape)}")
-                attention.append(_compat.attention_of(self._vllm_config, name))
-            backends, isas = ("+".join(sorted(set(names))) for names in zip(*attention, strict=True))
-            self._layout = WorkerLayout(sizes, "+".join(sorted(set(shapes))), backends, isas, element)
+            self._layout = describe(self._tensors, self._vllm_config)
         return self._layout
 
     def shutdown(self) -> None:
@@ -250,15 +242,3 @@ class WorkerHalf(Guarded):
     @staticmethod
     def _tally(plans: dict[int, Tally], plan_id: int, ok: bool) -> None:
         plans[plan_id] = Tally(1, 0 if ok else 1)
-
-
-def by_block(tensor: Any, num_blocks: int) -> Any:
-    """A view of a layer's KV with `view[block_id]` one block, where a backend cuts blocks into smaller ones."""
-    rows = int(tensor.shape[0])
-    if rows == num_blocks:
-        return tensor
-    if rows % num_blocks:
-        raise ValueError(
-            f"a KV tensor of shape {tuple(tensor.shape)} does not hold {num_blocks} blocks in its first dimension"
-        )
-    return tensor.unflatten(0, (num_blocks, rows // num_blocks))

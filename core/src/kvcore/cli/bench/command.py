@@ -25,11 +25,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds and bytes: under 45 s")
     parser.add_argument("--json", action="store_true", help="JSON on stdout")
     parser.add_argument(
-        "--only", action="append", choices=GROUPS, metavar="GROUP", help=f"only this group; repeatable: {', '.join(GROUPS)}"
+        "--only",
+        action="append",
+        choices=GROUPS,
+        metavar="GROUP",
+        help=f"only this group; repeatable: {', '.join(GROUPS)}",
     )
     parser.add_argument("--path", metavar="DIR", help="where disk rows write (default: the temporary directory)")
     parser.add_argument("--peer", metavar="PYTHON", help="interpreter of a peer's environment, to measure beside ours")
-    parser.add_argument("--peer-scripts", metavar="DIR", help="scripts that measure the peer (default: benchmarks/peer)")
+    parser.add_argument(
+        "--peer-scripts", metavar="DIR", help="scripts that measure the peer (default: benchmarks/peer)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

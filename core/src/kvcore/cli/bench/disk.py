@@ -1,8 +1,8 @@
 """kvcore-disk with objects of 32 MiB, beside fio with the same block size and depth.
 
-`disk.*` is the storage alone, which is what fio and the peer's adapter do. `disk.tier_*` is the whole way between L1 and
-the file: with the frame's checksum and the tier's scheduling. No row has fsync: with O_DIRECT the bytes have left the
-page cache, and what the device still holds is its own affair on both sides.
+`disk.*` is the storage alone, which is what fio and the peer's adapter do. `disk.tier_*` is the whole way between L1
+and the file: with the frame's checksum and the tier's scheduling. No row has fsync: with O_DIRECT the bytes have left
+the page cache, and what the device still holds is its own affair on both sides.
 """
 
 import asyncio
@@ -49,9 +49,7 @@ def run(setting: Setting) -> list[Row]:
     with _directory(setting.path) as root, closing(_Disk(root / "kvcore", objects)) as disk:
         depth = disk.depth
         limit = (fio_limit if shutil.which("fio") else raw_limit)(root, OBJECT_BYTES, objects, depth)
-        with setting.peer(
-            "disk", path=str(root), objects=objects, object_bytes=OBJECT_BYTES, depth=depth
-        ) as peer:
+        with setting.peer("disk", path=str(root), objects=objects, object_bytes=OBJECT_BYTES, depth=depth) as peer:
             cases = [
                 case._replace(peer=peer.sampler(case.name.replace("tier_", "")), note=limit.note)
                 for case in _cases(disk, limit, objects * OBJECT_BYTES)

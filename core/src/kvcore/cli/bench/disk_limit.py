@@ -42,7 +42,9 @@ def fio_limit(root: Path, block_bytes: int, blocks: int, depth: int) -> Limit:
         report = json.loads(done.stdout[done.stdout.index("{") :])
         return float(report["jobs"][0][way]["bw_bytes"]) / 1e9
 
-    return Limit(lambda: fio("write"), lambda: fio("read"), f"limit: fio, psync, {jobs} jobs, bs {block_bytes >> 20} MiB")
+    return Limit(
+        lambda: fio("write"), lambda: fio("read"), f"limit: fio, psync, {jobs} jobs, bs {block_bytes >> 20} MiB"
+    )
 
 
 def raw_limit(root: Path, block_bytes: int, blocks: int, depth: int) -> Limit:

@@ -44,7 +44,12 @@ class _Requests:
 
     def __init__(self, rng: random.Random) -> None:
         registry = Registry()
-        flags = {"l1.size": f"{SLOTS * OBJECT_BYTES >> 20}MiB", "l2": [], "chunk_tokens": CHUNK_TOKENS, "l1.lease": "600s"}
+        flags = {
+            "l1.size": f"{SLOTS * OBJECT_BYTES >> 20}MiB",
+            "l2": [],
+            "chunk_tokens": CHUNK_TOKENS,
+            "l1.lease": "600s",
+        }
         config = load_config(env={}, flags=flags, registry=registry)
         self._engine = CacheEngine(StorageManager(config, registry, Metrics()), "bench")
         self._space = self._engine.register(_model())

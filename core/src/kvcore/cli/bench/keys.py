@@ -3,8 +3,9 @@
 import hashlib
 import random
 from array import array
+from collections.abc import Callable
 
-from kvcore.api import KeySource
+from kvcore.api import KeyGenerator, KeySource
 from kvcore.cli.bench.measure import Case, measure, us_each
 from kvcore.cli.bench.rows import Row
 from kvcore.cli.bench.setting import Setting
@@ -26,11 +27,13 @@ def run(setting: Setting) -> list[Row]:
     each = CHUNKS * _CALLS
     step = CHUNK_TOKENS // BLOCK_TOKENS
 
-    def ours(generator: object, source: KeySource) -> None:
-        extend = generator.extend  # type: ignore[attr-defined]
-        for _ in range(_CALLS):
-            if len(extend(source)) != CHUNKS:
-                raise AssertionError("wrong number of keys")
+    def ours(generator: KeyGenerator, source: KeySource) -> Callable[[], None]:
+        def call() -> None:
+            for _ in range(_CALLS):
+                if len(generator.extend(source)) != CHUNKS:
+                    raise AssertionError("wrong number of keys")
+
+        return call
 
     def sha(data: "array[int]") -> list[bytes]:
         whole, nbytes = memoryview(data).cast("B"), CHUNK_TOKENS * data.itemsize
@@ -55,14 +58,8 @@ def run(setting: Setting) -> list[Row]:
     hashed = KeySource(CHUNK_TOKENS, BLOCK_TOKENS, block_hashes=blocks)
     with setting.peer("keys", chunks=CHUNKS, chunk_tokens=CHUNK_TOKENS, tokens=tokens) as peer:
         cases = [
-            Case(
-                name,
-                "us",
-                us_each(lambda g=generator, s=source: ours(g, s), each),
-                us_each(limit, each),
-                peer.sampler(name),
-            )  # type: ignore[misc]
-            for name, generator, source, limit in (
+            Case(name, "us", us_each(ours(keys, source), each), us_each(limit, each), peer.sampler(name))
+            for name, keys, source, limit in (
                 ("keys.tokens_buffer", tokens_keys, buffer, of_buffer),
                 ("keys.tokens_list", tokens_keys, listed, of_list),
                 ("keys.engine", engine_keys, hashed, of_blocks),

@@ -1,8 +1,8 @@
 """The peer's side: a script that runs in the peer's own environment and takes a sample when asked.
 
-A script (`benchmarks/peer/GROUP.py`) reads lines and answers each with one JSON object on a line. First comes the setting,
-in JSON: the answer is `{"peer": "name version", "rows": [...]}`. Then come names of rows: the answer is a sample,
-`{"value": ...}` in the row's unit, or `{"error": ...}`.
+A script (`benchmarks/peer/GROUP.py`) reads lines and answers each with one JSON object on a line. First comes the
+setting, in JSON: the answer is `{"peer": "name version", "rows": [...]}`. Then come names of rows: the answer is a
+sample, `{"value": ...}` in the row's unit, or `{"error": ...}`.
 """
 
 import json

@@ -38,7 +38,9 @@ def run(setting: Setting) -> list[Row]:
 
     with setting.peer("startup") as peer:
         cases = [
-            Case("import.seconds", "s", partial(inside, "import", "import kvcore"), peer=peer.sampler("import.seconds")),
+            Case(
+                "import.seconds", "s", partial(inside, "import", "import kvcore"), peer=peer.sampler("import.seconds")
+            ),
             Case("import.rss", "MiB", lambda: memory["import"], partial(_rss, "pass"), peer.sampler("import.rss")),
             Case(
                 "import.engine.seconds",

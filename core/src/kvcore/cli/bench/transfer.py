@@ -41,9 +41,7 @@ def run(setting: Setting) -> list[Row]:
     torch.set_num_threads(1)
     try:
         # The layouts one after the other, to need no more memory than one of them.
-        return [
-            row for split in (False, True) for row in _measure(torch, setting, chunks, split)
-        ]
+        return [row for split in (False, True) for row in _measure(torch, setting, chunks, split)]
     finally:
         torch.set_num_threads(threads)
 

@@ -1,0 +1,191 @@
+"""`kvcore bench`: the shape of its result, and that its numbers mean what they say."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvcore.cli import main
+from kvcore.cli.bench import measure
+from kvcore.cli.bench.command import GROUPS
+from kvcore.cli.bench.disk_limit import raw_limit
+from kvcore.cli.bench.measure import Case, us_each
+from kvcore.cli.bench.peer import Peer, PeerError, find_scripts
+from kvcore.cli.bench.rows import BUDGETS, Budget, Row
+
+FIELDS = {"name", "value", "unit", "limit", "ratio_to_limit", "peer", "ratio_to_peer"}
+PROMISED = {
+    "keys": {"keys.tokens_buffer", "keys.tokens_list", "keys.engine"},
+    "l1": {"l1.lookup_hit", "l1.reserve_publish", "l1.alloc_free"},
+    "engine": {"engine.lookup", "engine.reserve_publish"},
+    "startup": {"import.seconds", "import.rss"},
+    "serde": {"serde.zstd.ratio", "serde.zstd.encode", "serde.zstd.decode"},
+    "transfer": {"transfer.store", "transfer.load"},
+    "disk": {"disk.store", "disk.load"},
+}
+
+PEER = """
+import json, sys
+setting = json.loads(sys.stdin.readline())
+print(json.dumps({"peer": "twin 1.0", "rows": ["a.fast", "a.broken", "a.dies"]}), flush=True)
+for line in sys.stdin:
+    row = line.strip()
+    if row == "a.dies":
+        sys.exit(3)
+    print(json.dumps({"value": setting["answer"]} if row == "a.fast" else {"error": "out of order"}), flush=True)
+"""
+
+
+def test_every_promised_group_exists() -> None:
+    assert set(PROMISED) == set(GROUPS)
+
+
+@pytest.mark.parametrize("group", sorted(PROMISED))
+def test_json_of_each_group(group: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--quick", "--json", "--only", group, "--path", str(tmp_path)]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert set(result) == {"machine", "rows"}
+    assert result["machine"]["cores"] >= 1
+    rows = {row["name"]: row for row in result["rows"]}
+    assert rows.keys() >= PROMISED[group]
+    for row in rows.values():
+        assert set(row) - {"note"} == FIELDS
+        assert row["peer"] is None
+        assert row["ratio_to_peer"] is None
+        assert row["unit"] in ("us", "GB/s", "s", "MiB", "x")
+        if row["value"] is None:
+            assert row["note"], "a row without a value says why"
+        else:
+            assert row["value"] > 0
+        assert (row["limit"] is None) == (row["ratio_to_limit"] is None)
+    assert not list(tmp_path.iterdir()), "what was written is removed"
+
+
+def test_table_shows_budgets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--quick", "--only", "l1", "--path", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    line = next(line for line in out.splitlines() if line.startswith("l1.alloc_free "))
+    assert "<= 0.2" in line
+    assert line.rstrip().endswith(("ok", "missed"))
+
+
+def test_bad_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--path", str(tmp_path / "none")]) == 1
+    assert "no such directory" in capsys.readouterr().err
+    assert main(["bench", "--peer", str(tmp_path / "python")]) == 1
+    assert "not a working Python interpreter" in capsys.readouterr().err
+    assert main(["bench", "--peer", sys.executable, "--peer-scripts", str(tmp_path)]) == 1
+    assert "holds no peer scripts" in capsys.readouterr().err
+    assert main(["bench", "--only", "everything"]) == 2
+
+
+def test_samples_are_taken_in_turn_and_ratios_are_of_pairs() -> None:
+    order: list[str] = []
+    ours, limit, peer = iter([9.0, 2.0, 4.0, 6.0]), iter([1.0, 1.0, 4.0, 2.0]), iter([1.0, 4.0, 4.0, 4.0])
+
+    def sampler(name: str, values: "iter[float]"):  # type: ignore[valid-type, no-untyped-def]
+        def sample() -> float:
+            order.append(name)
+            return next(values)  # type: ignore[no-any-return, call-overload]
+
+        return sample
+
+    case = Case("a.b", "us", sampler("ours", ours), sampler("limit", limit), sampler("peer", peer))
+    (row,) = measure.measure([case], rounds=4)
+    assert order == ["ours", "limit", "peer"] * 4
+    # The first round warms up. Best of the rest; medians of 2/1, 4/4, 6/2 and of 2/4, 4/4, 6/4.
+    assert row == Row("a.b", 2.0, "us", 1.0, 2.0, 4.0, 1.0)
+
+
+def test_best_of_a_rate_is_the_greatest() -> None:
+    values = iter([5.0, 1.0, 3.0])
+    (row,) = measure.measure([Case("a.b", "GB/s", lambda: next(values))], rounds=3)
+    assert row.value == 3.0
+    assert row.as_json().keys() == FIELDS
+
+
+def test_time_is_per_item_and_leaves_preparation_out() -> None:
+    import time
+
+    sample = us_each(lambda: time.sleep(0.01), 100, repeats=2, before=lambda: time.sleep(0.05))
+    assert 100 <= sample() < 400  # 10 ms in 100 items; with the preparation it would be 600
+
+
+def test_budgets_name_rows_that_exist_and_judge_them() -> None:
+    groups = ("keys", "l1", "engine", "startup", "serde", "transfer", "disk")
+    sources = "".join((Path(measure.__file__).parent / f"{g}.py").read_text() for g in groups)
+    for name in BUDGETS:
+        assert name in sources or name.rpartition(".")[0] in sources
+    most, least = Budget("value", most=2.0), Budget("ratio_to_limit", least=0.9)
+    row = Row("a", 2.0, "us", 1.0, 0.8)
+    assert most.met(row) is True
+    assert least.met(row) is False
+    assert most.met(row._replace(value=None)) is None
+    assert str(least) == ">= 0.9 of limit"
+
+
+def test_peer_script(tmp_path: Path) -> None:
+    script, said = tmp_path / "keys.py", []
+    script.write_text(PEER)
+    assert find_scripts(str(tmp_path)) == tmp_path.resolve()
+    with Peer(sys.executable, script, {"answer": 1.5}, said.append) as peer:
+        assert peer.name == "twin 1.0"
+        assert peer.sampler("a.unknown") is None
+        fast, broken, dies = (peer.sampler(f"a.{name}") for name in ("fast", "broken", "dies"))
+        assert fast is not None
+        assert broken is not None
+        assert dies is not None
+        assert fast() == 1.5
+        assert broken() is None
+        assert broken() is None
+        assert said == ["the peer failed on a.broken: out of order"], "told once"
+        assert dies() is None
+        assert fast() is None
+
+
+def test_peer_that_does_not_start(tmp_path: Path) -> None:
+    script, said = tmp_path / "keys.py", []
+    script.write_text("raise SystemExit('no lmcache here')")
+    with Peer(sys.executable, script, {}, said.append) as peer:
+        assert peer.sampler("keys.engine") is None
+    assert len(said) == 1
+    assert "did not start" in said[0]
+
+
+def test_rows_beside_a_peer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "keys.py").write_text(PEER.replace("a.fast", "keys.engine").replace('setting["answer"]', "4.0"))
+    arguments = [
+        "bench",
+        "--quick",
+        "--json",
+        "--only",
+        "keys",
+        "--peer",
+        sys.executable,
+        "--peer-scripts",
+        str(tmp_path),
+    ]
+    assert main(arguments) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["machine"]["peer"] == "twin 1.0"
+    rows = {row["name"]: row for row in result["rows"]}
+    assert rows["keys.engine"]["peer"] == 4.0
+    assert rows["keys.engine"]["ratio_to_peer"] == pytest.approx(rows["keys.engine"]["value"] / 4.0, rel=0.5)
+    assert rows["keys.tokens_list"]["peer"] is None
+
+
+def test_scripts_are_found_in_the_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    checkout = Path(__file__).parents[2] / "benchmarks" / "peer"
+    monkeypatch.chdir(checkout.parents[1])
+    assert find_scripts(None) == checkout
+    with pytest.raises(PeerError, match="holds no peer scripts"):
+        find_scripts(str(tmp_path))
+    assert {p.name for p in checkout.glob("*.py")} == {f"{g}.py" for g in GROUPS if g != "serde"} | {"serve.py"}
+
+
+def test_disk_limit_without_fio(tmp_path: Path) -> None:
+    limit = raw_limit(tmp_path, 1 << 20, 4, 2)
+    assert limit.write() > 0
+    assert limit.read() > 0
+    assert sorted(p.stat().st_size for p in (tmp_path / "raw").iterdir()) == [1 << 20] * 4

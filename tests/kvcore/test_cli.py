@@ -1,0 +1,261 @@
+"""The command line: what it prints, its exit status, and that no error is a traceback."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+from plugin_samples import storage, write_distribution
+
+from kvcore.cli import main
+from kvcore.cli.child import call
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch, tmp_path):
+    """No variables of ours, and an own working folder."""
+    for name in [n for n in os.environ if n.startswith("KVCORE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def acme(site):
+    """A third-party storage with options."""
+    write_distribution(site, "kvcore-acme", {"kvcore.storage": {"acme": "fake_acme"}}, {"fake_acme": storage()})
+    return site
+
+
+def test_usage(capsys):
+    assert main([]) == 2
+    assert main(["nonsense"]) == 2
+    assert main(["plugins"]) == 2
+    assert main(["config", "check"]) == 2
+    assert main(["--help"]) == 0
+    assert main(["--version"]) == 0
+    out, err = capsys.readouterr()
+    assert "kvcore 0." in out
+    assert "Traceback" not in err
+
+
+# --- plugins
+
+
+def test_plugins_list_json_is_stable(acme, capsys):
+    assert main(["plugins", "list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert all(list(p) == ["kind", "name", "distribution", "version", "module", "builtin", "status"] for p in listed)
+    by_name = {(p["kind"], p["name"]): p for p in listed}
+    assert by_name["storage", "acme"]["distribution"] == "kvcore-acme"
+    assert by_name["storage", "memory"]["builtin"] is True
+    assert {"tokens", "engine"} == {n for k, n in by_name if k == "keys" and by_name[k, n]["builtin"]}
+    assert "fake_acme" not in sys.modules
+
+
+def test_plugins_list_as_text_names_what_is_wrong(site, capsys):
+    write_distribution(site, "kvcore-acme", {"kvcore.storage": {"memory": "fake_acme"}})
+    assert main(["plugins", "list", "--kind", "storage"]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].split() == ["KIND", "NAME", "DISTRIBUTION", "VERSION", "STATUS"]
+    assert "warning: storage plugin 'memory' (kvcore-acme 1.0) is not used" in out
+    assert "\x1b" not in out
+
+
+def test_plugins_show(acme, capsys):
+    assert main(["plugins", "show", "acme", "--json"]) == 0
+    [shown] = json.loads(capsys.readouterr().out)
+    assert shown["api"] == "1.0"
+    assert shown["options"][0] == {
+        "name": "bucket",
+        "type": "text",
+        "required": True,
+        "default": None,
+        "description": "Where the objects are kept.",
+    }
+    assert {o["name"]: o["default"] for o in shown["options"]} == {
+        "bucket": None,
+        "secret_key": None,
+        "part": "8MiB",
+        "retries": 3,
+    }
+    assert main(["plugins", "show", "acme"]) == 0
+    out = capsys.readouterr().out
+    assert "storage acme: kvcore-acme 1.0 (fake_acme), API 1.0" in out
+    assert "(required)" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("acmee", "Did you mean 'acme'?"),
+        ("mooncake", "pip install kvcore-mooncake"),
+        ("qqqqqq", "no plugin is named 'qqqqqq'; see them with: kvcore plugins list"),
+    ],
+)
+def test_plugins_show_unknown(acme, capsys, name, says):
+    assert main(["plugins", "show", name]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("kvcore: no ")
+    assert says in err
+
+
+def test_plugins_check_survives_what_aborts_and_what_hangs(site, monkeypatch, capsys):
+    for name, source in {
+        "good": storage(),
+        "abort": "import os\nprint('a library talks')\nos.abort()\n",
+        "hang": "import time\ntime.sleep(60)\n",
+        "noisy": "print('kvcore-child:')\n" + storage().replace("factory=Store", "factory=None"),
+    }.items():
+        write_distribution(site, f"acme-{name}", {"kvcore.storage": {name: f"fake_{name}"}}, {f"fake_{name}": source})
+    monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    results = {}
+    for name in ("good", "abort", "hang", "noisy"):
+        status = main(["plugins", "check", name, "--json", "--timeout", "3"])
+        found = json.loads(capsys.readouterr().out)
+        [plugin] = found["plugins"]
+        results[name] = (status, found["ok"], plugin["text"])
+    assert results["good"] == (0, True, "")
+    assert results["abort"][:2] == (1, False)
+    assert "was killed by SIGABRT" in results["abort"][2]
+    assert results["hang"] == (1, False, "did not end within 3 s")
+    assert "factory None cannot be called" in results["noisy"][2]
+
+
+def test_plugins_check_of_the_builtins(monkeypatch, capsys):
+    monkeypatch.setenv("KVCORE_ALLOW_PLUGINS", "none-but-the-core")
+    assert main(["plugins", "check", "--kind", "keys"]) == 0
+    assert [line.split()[:3] for line in capsys.readouterr().out.splitlines()] == [
+        ["ok", "keys", "engine"],
+        ["ok", "keys", "tokens"],
+    ]
+
+
+# --- config
+
+
+def test_config_check(tmp_path, capsys):
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text("l1: {size: 1GiB}\n")
+    bad.write_text("l1: {size: 8}\nkees: tokens\n")
+    assert main(["config", "check", str(good)]) == 0
+    assert capsys.readouterr().out == f"{good}: no faults\n"
+    assert main(["config", "check", str(bad)]) == 1
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        f"{bad}:1:12: l1.size: 8 is not a size: write a number and a unit, such as 8GiB or 500MB",
+        f"{bad}:2:1: kees: no such option, given 'tokens'; allowed: chunk_tokens, hooks, keys, l1, l2, log_level, "
+        "lookup_timeout, metrics_port, min_object_size, salt; did you mean 'keys'?",
+        f"{bad}: 2 faults",
+    ]
+    assert err == ""
+    assert main(["config", "check", str(bad), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ok"], len(found["faults"])) == (False, 2)
+    assert found["faults"][0]["path"] == "l1.size"
+    assert found["faults"][0]["place"] == f"{bad}:1:12"
+
+
+@pytest.mark.parametrize("make", ["directory", "absent", "text"])
+def test_config_check_of_what_is_no_configuration(tmp_path, capsys, make):
+    path = tmp_path / "x"
+    if make == "directory":
+        path.mkdir()
+    elif make == "text":
+        path.write_text("{]")
+    assert main(["config", "check", str(path)]) == 1
+    out, err = capsys.readouterr()
+    assert str(path) in out
+    assert "Traceback" not in out + err
+
+
+def test_config_show(acme, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "kvcore.yaml"
+    file.write_text("l2: [{storage: {plugin: acme, bucket: b, secret_key: hunter2}}]\n")
+    monkeypatch.setenv("KVCORE_LOOKUP_TIMEOUT", "1s")
+    assert main(["config", "show", "kvcore.yaml", "--set", "l1.size=2GiB", "--json"]) == 0
+    out = capsys.readouterr().out
+    assert "hunter2" not in out
+    shown = {v["path"]: (v["value"], v["source"]) for v in json.loads(out)["values"]}
+    assert shown["l1.size"] == ("2GiB", {"kind": "flag", "name": "l1.size", "line": 0, "column": 0})
+    assert shown["lookup_timeout"][1]["name"] == "KVCORE_LOOKUP_TIMEOUT"
+    assert shown["l2[0].storage.bucket"] == ("b", {"kind": "file", "name": "kvcore.yaml", "line": 1, "column": 39})
+    assert shown["l2[0].storage.secret_key"][0] == "**********"
+    assert shown["salt"] == ("", {"kind": "default", "name": "", "line": 0, "column": 0})
+    monkeypatch.setenv("KVCORE_CONFIG", "kvcore.yaml")
+    assert main(["config", "show"]) == 0
+    assert "environment KVCORE_LOOKUP_TIMEOUT" in capsys.readouterr().out
+
+
+def test_config_show_of_a_wrong_configuration(capsys):
+    assert main(["config", "show", "--set", "l1.size=8", "--set", "x=1"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("kvcore: flag l1.size: l1.size: '8' is not a size")
+    assert main(["config", "show", "--set", "l1.size"]) == 1
+    assert "write PATH=VALUE" in capsys.readouterr().err
+
+
+# --- doctor
+
+
+def test_doctor(acme, monkeypatch, capsys):
+    monkeypatch.setenv("KVCORE_BLOCK_PLUGINS", "vllm")
+    code = main(["doctor", "--json", "--set", "l2=[{storage: memory, serde: [raw]}]", "--set", "l1.size=64MiB"])
+    found = json.loads(capsys.readouterr().out)
+    levels = {f["subject"]: f["level"] for f in found["findings"]}
+    assert code == (0 if found["ok"] else 1)
+    assert {"python", "memory", "/dev/shm", "memlock", "torch", "plugins", "config", "l1", "tier memory"} <= set(levels)
+    assert levels["tier memory"] in ("ok", "warning")
+    tier = next(f for f in found["findings"] if f["subject"] == "tier memory")
+    assert tier["data"]["load_bytes_s"] > 0
+    assert "holds 0 objects" in tier["text"]  # the probe left nothing
+    assert all(f["remedy"] for f in found["findings"] if f["level"] in ("warning", "error"))
+
+
+def test_doctor_finds_what_is_wrong(acme, monkeypatch, capsys):
+    monkeypatch.setenv("KVCORE_BLOCK_PLUGINS", "vllm,torch")
+    flags = ["--set", "l2=[{storage: {plugin: acme, bucket: b}}]", "--set", "l1.size=900TiB"]
+    assert main(["doctor", "--json", *flags]) == 1
+    errors = {f["subject"]: f for f in json.loads(capsys.readouterr().out)["findings"] if f["level"] == "error"}
+    assert "are available" in errors["l1"]["text"]
+    assert "cannot be loaded" in errors["tier acme"]["text"]  # it forgets what it is given
+    assert main(["doctor", "--set", "l1.size=8"]) == 1
+    out = capsys.readouterr().out
+    assert "error   config: flag l1.size: l1.size: '8' is not a size" in out
+    assert "        -> " in out
+
+
+# --- the terminal
+
+
+def test_no_traceback_when_the_reader_leaves():
+    command = f"{sys.executable} -m kvcore plugins list --json | head -c 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("[", "")
+
+
+@pytest.mark.parametrize(("env", "colour"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_colour_only_on_a_terminal(env, colour):
+    own, theirs = pty.openpty()
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "kvcore", "plugins", "show", "qqqqqq"],
+            stderr=theirs,
+            stdout=subprocess.DEVNULL,
+            env={**{k: v for k, v in os.environ.items() if k != "NO_COLOR"}, "TERM": "xterm", **env},
+            timeout=60,
+            check=False,
+        )
+        assert (b"\x1b[31m" in os.read(own, 4096)) is colour
+    finally:
+        os.close(own)
+        os.close(theirs)
+
+
+def test_a_child_reports_how_it_ended():
+    outcome = call("plugin", "storage", "nobody", timeout_s=60)
+    assert not outcome.ok
+    assert outcome.text.startswith("no storage plugin is named 'nobody'")

@@ -1,0 +1,144 @@
+"""Built wheels in an empty environment: `kvcore` alone, then with its plugins one by one. Needs the package index."""
+
+import json
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from kvcore import __version__
+from kvcore.api.hooks import GROUPS
+from kvcore.plugins.known import BUILTINS, PACKAGES
+
+ROOT = Path(__file__).parents[2]
+PROJECTS = {
+    project["name"]: (folder, project)
+    for folder in [ROOT / "core", *sorted((ROOT / "plugins").iterdir())]
+    if (folder / "pyproject.toml").is_file()
+    for project in [tomllib.loads((folder / "pyproject.toml").read_text())["project"]]
+}
+PLUGINS = sorted(set(PROJECTS) - {"kvcore"})
+
+
+def declared(distribution: str) -> set[tuple[str, str, str]]:
+    """(kind, name, distribution) of each entry point in a package's pyproject.toml."""
+    kinds = {group: kind for kind, group in GROUPS.items()}
+    groups = PROJECTS[distribution][1].get("entry-points", {})
+    return {(kinds[g], name, distribution) for g, names in groups.items() if g in kinds for name in names}
+
+
+def run(*command: object) -> str:
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=240, check=False, cwd="/")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory) -> dict[str, Path]:
+    """The wheel of each package, built here."""
+    out = tmp_path_factory.mktemp("wheels")
+    folders = [folder for folder, _ in PROJECTS.values()]
+    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", out, *folders)
+    built = {w.name.split("-")[0].replace("_", "-"): w for w in out.glob("*.whl")}
+    assert set(built) == set(PROJECTS)
+    return built
+
+
+def metadata(wheel: Path):
+    with zipfile.ZipFile(wheel) as z:
+        [name] = [n for n in z.namelist() if n.endswith(".dist-info/METADATA")]
+        return Parser().parsestr(z.read(name).decode())
+
+
+def test_the_core_knows_its_own_entry_points():
+    groups = PROJECTS["kvcore"][1]["entry-points"]
+    assert {kind: dict(names) for kind, names in BUILTINS.items()} == {
+        group.removeprefix("kvcore."): names for group, names in groups.items()
+    }
+
+
+def test_the_packages_known_to_the_core_give_the_names_it_says():
+    for (kind, name), distribution in PACKAGES.items():
+        if distribution in PROJECTS:
+            assert (kind, name, distribution) in declared(distribution)
+    for distribution in PLUGINS:
+        for kind, name, _ in declared(distribution):
+            assert PACKAGES[kind, name] == distribution
+
+
+@pytest.mark.parametrize("distribution", sorted(PROJECTS))
+def test_a_wheel_is_whole(wheels, distribution):
+    with zipfile.ZipFile(wheels[distribution]) as z:
+        names = z.namelist()
+    package = distribution.replace("-", "_")
+    assert f"{package}/__init__.py" in names
+    assert f"{package}/py.typed" in names
+    assert any(n.endswith("licenses/LICENSE") for n in names)
+    assert {n.split("/")[0] for n in names if ".dist-info" not in n} == {package}
+    found = metadata(wheels[distribution])
+    assert found["Requires-Python"] == ">=3.11"
+    assert found["License-Expression"] == "Apache-2.0"
+    assert len(found.get_payload()) > 200  # a README
+
+
+@pytest.mark.parametrize("distribution", PLUGINS)
+def test_a_plugin_accepts_this_core_and_no_other_major(wheels, distribution):
+    [core] = [
+        r
+        for r in map(Requirement, metadata(wheels[distribution]).get_all("Requires-Dist"))
+        if r.name == "kvcore" and r.marker is None
+    ]
+    assert core.specifier.contains(__version__)
+    assert not core.specifier.contains(f"{int(__version__.split('.')[0]) + 1}.0.0")
+
+
+def test_nothing_forces_a_torch_build(wheels):
+    for wheel in wheels.values():
+        needed = [Requirement(line) for line in metadata(wheel).get_all("Requires-Dist") or []]
+        always = {r.name for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})}
+        assert not always & {"torch", "vllm", "cupy", "cupy-cuda12x"}
+    extras = set(metadata(wheels["kvcore"]).get_all("Provides-Extra"))
+    assert {"torch", "cuda", "cli"} <= extras
+
+
+@pytest.mark.slow
+def test_every_subset_finds_exactly_its_plugins(wheels, tmp_path):
+    """One environment that grows and shrinks; the index gives third-party dependencies only."""
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
+    python, kvcore = tmp_path / "venv/bin/python", tmp_path / "venv/bin/kvcore"
+
+    def pip(*arguments: object) -> None:
+        run(sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--python", python, *arguments)
+
+    def listed() -> set[tuple[str, str, str]]:
+        found = json.loads(run(kvcore, "plugins", "list", "--json"))
+        assert all(p["status"] == "ready" for p in found)
+        return {(p["kind"], p["name"], p["distribution"]) for p in found}
+
+    pip("install", wheels["kvcore"])
+    here = declared("kvcore")
+    assert listed() == here
+    assert "Keep and share" in run(kvcore, "--help")
+    run(kvcore, "plugins", "check")
+    run(kvcore, "config", "show", "--json")
+    run(python, "-c", "import importlib.util as u; assert not any(map(u.find_spec, ('torch', 'numpy', 'rich')))")
+    for distribution in PLUGINS:
+        pip("install", wheels[distribution])
+        here |= declared(distribution)
+        assert listed() == here
+    run(kvcore, "plugins", "check")
+    # Installed in alphabetical order and removed in the same one, so that most pairs and singles stand alone once.
+    for distribution in PLUGINS:
+        pip("uninstall", "-y", distribution)
+        here -= declared(distribution)
+        assert listed() == here
+    config = tmp_path / "kvcore.yaml"
+    config.write_text("l2: [{storage: disk}]\n")
+    done = subprocess.run([str(kvcore), "config", "check", str(config)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install kvcore-disk" in done.stdout

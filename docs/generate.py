@@ -45,8 +45,8 @@ def configuration() -> str:
         "[plugins.md](plugins.md), and `kvcore plugins show NAME` prints them.",
         "**Environment**: `KVCORE_` and the path in capitals, `__` for one level down, a number for an index: "
         "`KVCORE_L1__SIZE=8GiB`, `KVCORE_L2__0__STORAGE__PATH=/cache`. A value that starts with `[` or `{` is a YAML "
-        "list or mapping; `null` is nothing. A variable of this prefix that names no field is refused, except `KVCORE_TEST_*`, which is left "
-        "to test suites.",
+        "list or mapping; `null` is nothing. A variable of this prefix that names no field is refused, except "
+        "`KVCORE_TEST_*`, which is left to test suites.",
         "**Flags**: `--set PATH=VALUE` of the command line, `--set l2[0].storage.path=/cache`.",
         "## Fields",
         _table(options(Config), {"keys": "`engine`", "l1": "", "l2": ""}),

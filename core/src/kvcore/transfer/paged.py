@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from kvcore.api import LayoutError, ObjectLayout
-from kvcore.transfer.plan import Copy
+from kvcore.transfer.plan import Copy, Run, runs
 from kvcore.transfer.rows import Rows, rows_of
 from kvcore.transfer.tensors import Tensors
 
@@ -69,19 +69,19 @@ class PagedCache:
     def store(self, copies: Sequence[Copy]) -> None:
         """Copy the engine's blocks into the slots. Raises `LayoutError` for a plan that is out of bounds, before
         anything is written; whatever else is raised, the plan's objects must not be published."""
-        for copy, runs in self._checked(copies):
+        for copy, wanted in self._checked(copies):
             for offset, layer, nbytes in self._ranges(copy):
-                for at, ids in runs:
-                    layer.gather(ids, rows_of(self._arena.buffer, offset + at * nbytes, len(ids), nbytes))
+                for run in wanted:
+                    layer.gather(run, rows_of(self._arena.buffer, offset + run.at * nbytes, run.count, nbytes))
 
     def load(self, copies: Sequence[Copy]) -> set[int]:
         """Copy the slots into the engine's blocks. The block ids of copies whose slot was freed meanwhile: what is in
         those blocks must be computed. Raises `LayoutError` for a plan out of bounds, before anything is written."""
         failed: set[int] = set()
-        for copy, runs in self._checked(copies):
+        for copy, wanted in self._checked(copies):
             for offset, layer, nbytes in self._ranges(copy):
-                for at, ids in runs:
-                    layer.scatter(ids, rows_of(self._arena.buffer, offset + at * nbytes, len(ids), nbytes))
+                for run in wanted:
+                    layer.scatter(run, rows_of(self._arena.buffer, offset + run.at * nbytes, run.count, nbytes))
             if self._arena.generation(copy.slot) != copy.generation:
                 failed.update(b for b in copy.blocks if b >= 0)
         return failed
@@ -96,32 +96,19 @@ class PagedCache:
             offset += layout.blocks * nbytes
         return ranges
 
-    def _checked(self, copies: Sequence[Copy]) -> "list[tuple[Copy, list[tuple[int, Sequence[int]]]]]":
-        """Each copy with its runs of wanted blocks: (index of the run's first block, ids)."""
+    def _checked(self, copies: Sequence[Copy]) -> list[tuple[Copy, list[Run]]]:
+        """Each copy with its runs of wanted blocks."""
         size = len(self._arena.buffer)
         checked = []
         for copy in copies:
             if not 0 <= copy.group < len(self._layouts):
                 raise LayoutError(f"a plan for KV group {copy.group}, there are {len(self._layouts)}")
             layout, blocks = self._layouts[copy.group], copy.blocks
-            if not (0 <= copy.first and copy.first + len(blocks) <= layout.blocks and blocks):
+            if not blocks or copy.first < 0 or copy.first + len(blocks) > layout.blocks:
                 raise LayoutError(f"{len(blocks)} blocks from {copy.first} on, an object has {layout.blocks}")
             if max(blocks) >= self._blocks[copy.group]:
                 raise LayoutError(f"block {max(blocks)}, the engine has {self._blocks[copy.group]}")
             if not 0 <= copy.slot <= size - layout.nbytes:
                 raise LayoutError(f"a slot of {layout.nbytes} bytes at {copy.slot}, the arena has {size}")
-            checked.append((copy, [(0, blocks)] if min(blocks) >= 0 else _runs(blocks)))
+            checked.append((copy, runs(blocks)))
         return checked
-
-
-def _runs(blocks: Sequence[int]) -> list[tuple[int, Sequence[int]]]:
-    """The runs of ids that are not negative."""
-    runs: list[tuple[int, Sequence[int]]] = []
-    begin = None
-    for i, block in enumerate([*blocks, -1]):
-        if block >= 0 and begin is None:
-            begin = i
-        elif block < 0 and begin is not None:
-            runs.append((begin, blocks[begin:i]))
-            begin = None
-    return runs

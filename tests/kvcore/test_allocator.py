@@ -35,7 +35,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     def mark(self, nbytes: int, offset: int, used: bool) -> None:
         assert offset % ALIGN == 0
-        assert 0 <= offset
+        assert offset >= 0
         assert offset + round_up(nbytes) <= PAGES * ALIGN
         for page in range(offset // ALIGN, (offset + round_up(nbytes)) // ALIGN):
             assert self.used[page] is not used, "overlap" if used else "freed twice"

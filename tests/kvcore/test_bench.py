@@ -122,7 +122,7 @@ def test_budgets_name_rows_that_exist_and_judge_them() -> None:
     assert most.met(row) is True
     assert least.met(row) is False
     assert most.met(row._replace(value=None)) is None
-    assert str(least) == ">= 0.9 of limit"
+    assert str(least) == ">= 0.9 /limit"
 
 
 def test_peer_script(tmp_path: Path) -> None:

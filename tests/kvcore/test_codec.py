@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toys import LAYOUT, NBYTES, Halve, Mirror, Raising, Toy, Zip, key, payload
 
 from kvcore.api import FrameError, Serde, SerdeError
 from kvcore.l2 import HEADER_BYTES, Codec, frame
 from kvcore.l2.frame import Stage
-from toys import LAYOUT, NBYTES, Halve, Mirror, Raising, Toy, Zip, key, payload
 
 
 def none(tag: str) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from l1_model import HASHES, L1Machine
 
 from kvcore.api import EvictionPolicy
 from kvcore.builtin.eviction_lru import LruPolicy
 from kvcore.l1 import L1, Arena
 from kvcore.l1.allocator import ALIGN
-from l1_model import HASHES, L1Machine
 
 L1Machine.TestCase.settings = settings(max_examples=200, stateful_step_count=60)
 TestL1Machine = L1Machine.TestCase

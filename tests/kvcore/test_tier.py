@@ -10,6 +10,7 @@ from pickle import PickleBuffer
 from typing import Any
 
 import pytest
+from toys import LAYOUT, NBYTES, AsyncStorage, DictStorage, Gate, Halve, Mirror, Raising, Toy, Zip, key, payload
 
 from kvcore.api import (
     MISSING,
@@ -28,7 +29,6 @@ from kvcore.l2 import HEADER_BYTES, Codec, Threads, Tier, Transfer
 from kvcore.l2.breaker import FAILURES, FIRST_PAUSE_S, LONGEST_PAUSE_S, Breaker
 from kvcore.l2.threads import MAX_STUCK
 from kvcore.observe import Metrics
-from toys import LAYOUT, NBYTES, AsyncStorage, DictStorage, Gate, Halve, Mirror, Raising, Toy, Zip, key, payload
 
 TIMEOUT_S = 0.15
 STORAGES = [DictStorage, AsyncStorage]
@@ -92,7 +92,7 @@ def kinds(outcomes: Sequence[Any]) -> list[str]:
     return [o.kind if isinstance(o, Failed) else type(o).__name__ for o in outcomes]
 
 
-# -- what works ----------------------------------------------------------------------------------------------------------
+# -- what works --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("storage", STORAGES)
@@ -156,7 +156,7 @@ def test_nothing_asked_says_nothing_about_the_storage() -> None:
     run(main())
 
 
-# -- what is stored is not what it should be -----------------------------------------------------------------------------
+# -- what is stored is not what it should be ---------------------------------------------------------------------------
 
 
 def flip(at: int) -> Callable[[bytearray], Any]:
@@ -246,7 +246,7 @@ def test_what_another_release_may_read_stays_until_it_is_stored_anew(kind: str, 
     run(main())
 
 
-# -- serdes --------------------------------------------------------------------------------------------------------------
+# -- serdes ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_serde_that_cannot_encode() -> None:
@@ -285,7 +285,7 @@ def test_a_serde_that_cannot_decode(error: Exception, kind: str) -> None:
     run(main())
 
 
-# -- storages that raise or lie ------------------------------------------------------------------------------------------
+# -- storages that raise or lie ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("storage", STORAGES)
@@ -419,7 +419,7 @@ def test_too_large_for_the_storage() -> None:
     run(main())
 
 
-# -- the breaker ---------------------------------------------------------------------------------------------------------
+# -- the breaker -------------------------------------------------------------------------------------------------------
 
 
 def test_the_breaker_opens_probes_and_closes() -> None:
@@ -541,9 +541,7 @@ def test_those_who_wait_for_a_slow_storage_are_let_go_when_it_is_found_down() ->
         gate = Gate("load")
         bench = Bench(DictStorage(gate), timeout_s=TIMEOUT_S)  # two calls at once
         begun = time.monotonic()
-        outcomes = await asyncio.gather(
-            *(bench.tier.load([Transfer(key(i), payload(i), LAYOUT)]) for i in range(40))
-        )
+        outcomes = await asyncio.gather(*(bench.tier.load([Transfer(key(i), payload(i), LAYOUT)]) for i in range(40)))
         took = time.monotonic() - begun
         assert took < 10 * TIMEOUT_S, "they queued for one deadline each"
         told = [kinds(o.outcomes)[0] for o in outcomes]
@@ -555,7 +553,7 @@ def test_those_who_wait_for_a_slow_storage_are_let_go_when_it_is_found_down() ->
     run(main())
 
 
-# -- storages that hang --------------------------------------------------------------------------------------------------
+# -- storages that hang ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("chain", CHAINS[:2], ids=len)
@@ -684,9 +682,8 @@ def test_exhaustion_and_recovery() -> None:
         gate = Gate("load", "exists")
         bench = Bench(DictStorage(gate), timeout_s=TIMEOUT_S)
         bench.tier.breaker.failure = lambda: None  # or it would spare the storage
-        settled = []
-        for i in range(MAX_STUCK):
-            settled.append((await bench.tier.load([Transfer(key(i), payload(i), LAYOUT)])).settled)
+        loads = [await bench.tier.load([Transfer(key(i), payload(i), LAYOUT)]) for i in range(MAX_STUCK)]
+        settled = [each.settled for each in loads]
         assert all(s is not None for s in settled)
         begun = time.monotonic()
         refused = await bench.tier.load([Transfer(key(1), payload(1), LAYOUT)])
@@ -703,7 +700,7 @@ def test_exhaustion_and_recovery() -> None:
     run(main())
 
 
-# -- the caller's memory -------------------------------------------------------------------------------------------------
+# -- the caller's memory -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("chain", CHAINS[:2], ids=len)
@@ -734,7 +731,7 @@ def test_a_payload_that_changes_while_it_is_written_is_found_out() -> None:
     run(main())
 
 
-# -- opening and closing -------------------------------------------------------------------------------------------------
+# -- opening and closing -----------------------------------------------------------------------------------------------
 
 
 def test_open_raises_and_close_does_not(caplog: pytest.LogCaptureFixture) -> None:

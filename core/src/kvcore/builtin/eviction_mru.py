@@ -20,9 +20,11 @@ class MruPolicy(OrderedPolicy):
 
     def insert(self, keys: Sequence[Hashable], sizes: Sequence[int]) -> None:
         """See `EvictionPolicy.insert`."""
-        known = [key for key in keys if key in self._entries]
-        self._entries.update(zip(reversed(keys), reversed(sizes), strict=True))
-        if known:
+        entries = self._entries
+        before = len(entries)
+        for key, size in zip(reversed(keys), reversed(sizes), strict=True):
+            entries[key] = size
+        if len(entries) - before < len(keys):
             self.touch(keys)
 
     def touch(self, keys: Sequence[Hashable]) -> None:

@@ -64,20 +64,15 @@ class MemoryStorage(BlockingStorage):
         found = [self._objects.get(item.key) for item in items]
         if self._policy is not None:
             with self._lock:  # from the tail of the prefix to its head, as policies expect
-                self._policy.touch([item.key for item, data in zip(items, found, strict=True) if data][::-1])
+                self._policy.touch([item.key for item, data in zip(items, found, strict=True) if data is not None][::-1])
         return [
             MISSING if data is None else fill(item.buffers, data) for item, data in zip(items, found, strict=True)
         ]
 
     def store(self, items: Sequence[Item]) -> list[StoreOutcome]:
         """See `Storage.store`."""
-        outcomes: list[StoreOutcome] = []
-        for item in items:
-            if self._capacity is not None and item.nbytes > self._capacity:
-                outcomes.append(Failed(f"{item.nbytes} bytes, capacity {self._capacity} bytes", "too_large"))
-                continue
-            outcomes.append(self._put(item.key, b"".join(item.buffers)))
-        return outcomes
+        # From the last to the first: should the batch push itself out, the head of the prefix stays.
+        return [self._put(item) for item in reversed(items)][::-1]
 
     def delete(self, keys: Sequence[ObjectKey]) -> None:
         """See `Storage.delete`."""
@@ -96,19 +91,23 @@ class MemoryStorage(BlockingStorage):
         with self._lock:
             return Usage(self._nbytes, len(self._objects), self._capacity)
 
-    def _put(self, key: ObjectKey, data: bytes) -> StoreOutcome:
+    def _put(self, item: Item) -> StoreOutcome:
+        key, nbytes, capacity = item.key, item.nbytes, self._capacity
+        if capacity is not None and nbytes > capacity:
+            return Failed(f"an object of {nbytes} bytes, the capacity is {capacity}", "too_large")
+        data = b"".join(item.buffers)
         with self._lock:
             self._drop([key])
-            if self._policy is not None and self._capacity is not None:
+            if self._policy is not None and capacity is not None:
                 self._policy.remove([key])
-                excess = self._nbytes + len(data) - self._capacity
+                excess = self._nbytes + nbytes - capacity
                 if excess > 0:
                     self._drop(self._policy.evict(excess, _nothing_is_pinned))
-                if self._nbytes + len(data) > self._capacity:
+                if self._nbytes + nbytes > capacity:
                     return Failed("the eviction policy found no room", "full")
-                self._policy.insert([key], [len(data)])
+                self._policy.insert([key], [nbytes])
             self._objects[key] = data
-            self._nbytes += len(data)
+            self._nbytes += nbytes
         return STORED
 
     def _drop(self, keys: Sequence[Any]) -> None:

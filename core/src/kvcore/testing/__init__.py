@@ -14,6 +14,10 @@ New mandatory tests come only in minor versions and stand in the changelog; a ne
 off by default. A test that has nothing to say about a component is skipped with its reason (`pytest -rs`).
 """
 
+from kvcore.testing.eviction import EvictionConformance
+from kvcore.testing.keys import KeyGeneratorConformance
+from kvcore.testing.memory import aligned
+from kvcore.testing.serde import SerdeConformance
 from kvcore.testing.storage import StorageConformance
 
-__all__ = ["StorageConformance"]
+__all__ = ["EvictionConformance", "KeyGeneratorConformance", "SerdeConformance", "StorageConformance", "aligned"]

@@ -72,7 +72,7 @@ class PagedCache:
         for copy, wanted in self._checked(copies):
             for offset, layer, nbytes in self._ranges(copy):
                 for run in wanted:
-                    layer.gather(run, rows_of(self._arena.buffer, offset + run.at * nbytes, run.count, nbytes))
+                    layer.gather(run, rows_of(self._arena.buffer, offset + run.at * nbytes, run.length, nbytes))
 
     def load(self, copies: Sequence[Copy]) -> set[int]:
         """Copy the slots into the engine's blocks. The block ids of copies whose slot was freed meanwhile: what is in
@@ -81,7 +81,7 @@ class PagedCache:
         for copy, wanted in self._checked(copies):
             for offset, layer, nbytes in self._ranges(copy):
                 for run in wanted:
-                    layer.scatter(run, rows_of(self._arena.buffer, offset + run.at * nbytes, run.count, nbytes))
+                    layer.scatter(run, rows_of(self._arena.buffer, offset + run.at * nbytes, run.length, nbytes))
             if self._arena.generation(copy.slot) != copy.generation:
                 failed.update(b for b in copy.blocks if b >= 0)
         return failed

@@ -28,14 +28,14 @@ class Run(NamedTuple):
     Args:
         at: index of the first among the copied blocks.
         ids: the engine's block ids, as a numpy array of intp.
-        first_id: the first of them. count: how many.
+        first_id: the first of them. length: how many.
         consecutive: they follow each other, so that one copy serves them all.
     """
 
     at: int
     ids: Any
     first_id: int
-    count: int
+    length: int
     consecutive: bool
 
 

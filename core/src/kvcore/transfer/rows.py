@@ -37,14 +37,14 @@ class Rows:
     def gather(self, run: Run, out: Any) -> None:
         """Copy the run's blocks into the rows `out`."""
         if run.consecutive:
-            out[:] = self._rows[run.first_id : run.first_id + run.count]
+            out[:] = self._rows[run.first_id : run.first_id + run.length]
         else:
             self._rows.take(run.ids, out=out, mode="clip")  # any other mode makes numpy buffer `out`
 
     def scatter(self, run: Run, rows: Any) -> None:
         """Copy `rows` into the run's blocks."""
         if run.consecutive:
-            self._rows[run.first_id : run.first_id + run.count] = rows
+            self._rows[run.first_id : run.first_id + run.length] = rows
         else:
             self._rows[run.ids] = rows
 

@@ -27,13 +27,13 @@ class Tensors:
     def gather(self, run: Run, out: Any) -> None:
         """Copy the run's blocks into `out`, a numpy view of as many rows."""
         index = torch.from_numpy(run.ids).to(self._blocks.device)
-        _bytes(out).copy_(self._blocks.index_select(0, index).reshape(run.count, -1).view(torch.uint8))
+        _bytes(out).copy_(self._blocks.index_select(0, index).reshape(run.length, -1).view(torch.uint8))
 
     def scatter(self, run: Run, rows: Any) -> None:
         """Copy `rows` into the run's blocks."""
         blocks = self._blocks
         index = torch.from_numpy(run.ids).to(blocks.device)
-        values = _bytes(rows).to(blocks.device).view(blocks.dtype).view(run.count, *blocks.shape[1:])
+        values = _bytes(rows).to(blocks.device).view(blocks.dtype).view(run.length, *blocks.shape[1:])
         blocks[index] = values  # four times faster than `index_copy_` on a CPU
 
 

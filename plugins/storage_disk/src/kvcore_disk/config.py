@@ -25,7 +25,9 @@ def _parse_capacity(value: object) -> int | str:
     try:
         nbytes = parse_size(value)
     except ValueError:
-        raise ValueError(f"{value!r} is not a capacity: write `auto`, a share such as 80%, or a size such as 50GiB") from None
+        raise ValueError(
+            f"{value!r} is not a capacity: write `auto`, a share such as 80%, or a size such as 50GiB"
+        ) from None
     if nbytes < 1:
         raise ValueError(f"{value!r} leaves no room: write `auto`, a share such as 80%, or a size such as 50GiB")
     return nbytes
@@ -43,7 +45,9 @@ def _check_spec(value: object) -> Any:
         return value
     if isinstance(value, Mapping) and isinstance(value.get("plugin"), str):
         return dict(value)
-    raise ValueError(f"{value!r} is not an eviction policy: write a name such as lru, or {{plugin: NAME, option: value}}")
+    raise ValueError(
+        f"{value!r} is not an eviction policy: write a name such as lru, or {{plugin: NAME, option: value}}"
+    )
 
 
 Capacity = Annotated[

@@ -7,14 +7,14 @@ import time
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from kvcore.api.errors import ConfigError
 from kvcore.cli.bench import machine
 from kvcore.cli.bench.peer import check_python, find_scripts
-from kvcore.cli.bench.rows import BUDGETS, Row
+from kvcore.cli.bench.rows import Row
 from kvcore.cli.bench.setting import Setting
-from kvcore.cli.output import paint, print_json, table, track
+from kvcore.cli.bench.show import show
+from kvcore.cli.output import print_json
 
 GROUPS = ("startup", "keys", "l1", "engine", "disk", "serde", "transfer")
 """In the order in which they run: what must not be disturbed by torch comes before it is imported."""
@@ -63,37 +63,11 @@ def measure_all(groups: Sequence[str], setting: Setting) -> list[Row]:
     """The rows of `groups`, in the order of `GROUPS`."""
     rows: list[Row] = []
     chosen = [group for group in GROUPS if group in groups]
-    for group in track(chosen, "measuring"):
-        if not sys.stderr.isatty():
-            setting.say(f"measuring {group}")
+    for i, group in enumerate(chosen, 1):
+        # No progress bar: its thread would be measured too.
+        setting.say(f"[{i}/{len(chosen)}] {group}")
         rows += import_module(f"kvcore.cli.bench.{group}").run(setting)
     return rows
-
-
-def show(described: dict[str, Any], rows: Sequence[Row]) -> None:
-    """The table for people."""
-    print(", ".join(f"{key} {value}" for key, value in described.items() if value is not None))
-    print()
-    header = ("ROW", "VALUE", "UNIT", "LIMIT", "OF LIMIT", "PEER", "OF PEER", "BUDGET", "")
-    table(header, [_cells(row) for row in rows])
-    notes = dict.fromkeys(f"{row.name.rpartition('.')[0]}: {row.note}" for row in rows if row.note)
-    for note in notes:
-        print(note)
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    budget = BUDGETS.get(row.name)
-    met = budget.met(row) if budget else None
-    verdict = "" if met is None else paint("ok", "ok") if met else paint("missed", "warning")
-    numbers = (row.limit, row.ratio_to_limit, row.peer, row.ratio_to_peer)
-    return (row.name, number(row.value), row.unit, *map(number, numbers), str(budget or ""), verdict)
-
-
-def number(value: float | None) -> str:
-    """Three significant digits."""
-    if value is None:
-        return "-"
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _say(text: str) -> None:

@@ -44,7 +44,7 @@ class Budget(NamedTuple):
 
     def __str__(self) -> str:
         sign, bound = ("<=", self.most) if self.most is not None else (">=", self.least)
-        return f"{sign} {bound:g}" + (" of limit" if self.of == "ratio_to_limit" else "")
+        return f"{sign} {bound:g}" + (" /limit" if self.of == "ratio_to_limit" else "")
 
 
 BUDGETS: dict[str, Budget] = {

@@ -1,14 +1,13 @@
 """The child of the crash test: stores for ever, until it is killed. Run as a module by `RestartTests`."""
 
 import hashlib
-import importlib
-import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
 
+from kvcore.testing.child import suite_from_arguments
 from kvcore.testing.driver import Driver
 from kvcore.testing.memory import content, make_key, source
 
@@ -29,13 +28,10 @@ def is_whole(name: str, data: bytes) -> bool:
     return hashlib.sha256(name.encode() + data[_DIGEST_BYTES:]).digest() == data[:_DIGEST_BYTES]
 
 
-def main(path: str, module_name: str, qualname: str, tmp_path: str, search_path: str) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Make the storage of the suite's subclass and store until killed; prints `ready` after the first store."""
-    sys.path[:] = search_path.split("\n")
-    suite: Any = _module(path, module_name)
-    for part in qualname.split("."):
-        suite = getattr(suite, part)
-    with Driver(suite().make_storage(Path(tmp_path))) as driver:
+    suite = suite_from_arguments(arguments)
+    with Driver(suite.make_storage(Path(arguments[-1]))) as driver:
         driver.store([source(make_key(ANCHOR), blob(ANCHOR, 1), (4096,))])
         sys.stdout.write("ready\n")
         sys.stdout.flush()
@@ -46,18 +42,5 @@ def main(path: str, module_name: str, qualname: str, tmp_path: str, search_path:
             driver.delete([make_key(NAMES[version % len(NAMES)])])
 
 
-def _module(path: str, name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None:
-            raise
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-        return module
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1:])

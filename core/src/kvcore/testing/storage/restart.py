@@ -1,11 +1,11 @@
 """Across processes: what survives a close, a kill, damage, and a second instance."""
 
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 from kvcore.api import Loaded, ObjectKey, Stored
+from kvcore.testing.child import child_command
 from kvcore.testing.driver import Driver
 from kvcore.testing.memory import Room, content, make_key, source
 from kvcore.testing.storage import crash
@@ -131,11 +131,8 @@ class RestartTests(StorageSuite):
 
     def _kill_a_writer(self, tmp_path: Path, delay_s: float) -> None:
         """Run `crash.main` in a child process until it has stored something, then kill it after `delay_s`."""
-        cls = type(self)
-        path = sys.modules[cls.__module__].__file__
-        command = [sys.executable, "-m", crash.__name__, str(path), cls.__module__, cls.__qualname__, str(tmp_path)]
-        environment_path = "\n".join(p for p in sys.path if p)
-        with subprocess.Popen([*command, environment_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        command = child_command(crash.__name__, type(self), str(tmp_path))
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
             assert child.stdout is not None
             assert child.stderr is not None
             line = child.stdout.readline()

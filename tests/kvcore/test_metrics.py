@@ -1,0 +1,77 @@
+"""Metrics: the list, the calls, and the Prometheus text; and the log that a fault cannot flood."""
+
+import logging
+import threading
+
+import pytest
+
+from kvcore.observe import METRICS, Metrics, Throttle
+
+
+def test_every_metric_can_be_used_and_is_in_the_text() -> None:
+    metrics = Metrics()
+    for name, spec in METRICS.items():
+        labels = [f"value of {label}" for label in spec.labels]
+        if spec.kind == "counter":
+            metrics.add(name, 2, *labels)
+            metrics.add(name, 1, *labels)
+        elif spec.kind == "gauge":
+            metrics.set(name, 9, *labels)
+            metrics.set(name, 3, *labels)
+        else:
+            for seconds in (0.5, 1.5, 1.0):
+                metrics.observe(name, seconds, *labels)
+    text, values = metrics.text(), metrics.values()
+    for name, spec in METRICS.items():
+        full = f"kvcore_{name}"
+        assert f"# HELP {full}{'_total' if spec.kind == 'counter' else ''} {spec.help}" in text
+        suffix = {"counter": "_total", "gauge": "", "histogram": "_sum"}[spec.kind]
+        labels = ",".join(f'{label}="value of {label}"' for label in spec.labels)
+        assert values[f"{full}{suffix}{{{labels}}}" if labels else f"{full}{suffix}"] == 3
+        assert not spec.help.endswith("."), "helps are phrases"
+    assert not [v for v in values if "_bucket" in v or "_created" in v]
+
+
+def test_names_and_labels_are_checked() -> None:
+    metrics = Metrics()
+    with pytest.raises(KeyError):
+        metrics.add("no_such_metric")
+    with pytest.raises(ValueError, match="label"):
+        metrics.add("hit_chunks", 1)
+    with pytest.raises(ValueError, match="label"):
+        metrics.add("hit_chunks", 1, "l1", "too many")
+
+
+def test_two_engines_count_apart() -> None:
+    one, other = Metrics(), Metrics()
+    one.add("lookups")
+    assert (one.values()["kvcore_lookups_total"], other.values()["kvcore_lookups_total"]) == (1, 0)
+
+
+def test_counts_from_many_threads() -> None:
+    metrics = Metrics()
+
+    def count() -> None:
+        for i in range(500):
+            metrics.add("hit_chunks", 1, f"tier-{i % 7}")
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    values = metrics.values()
+    assert sum(values[f'kvcore_hit_chunks_total{{source="tier-{i}"}}'] for i in range(7)) == 2000
+
+
+def test_the_log_is_not_flooded(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    throttle = Throttle(clock=lambda: now[0])
+    for i in range(100):
+        throttle.warning("slow", f"slow {i}")
+        throttle.warning("down", f"down {i}")
+    assert [r.message for r in caplog.records] == ["slow 0", "down 0"]
+    now[0] = 60.0
+    throttle.warning("slow", "slow again")
+    assert caplog.records[-1].message == "slow again (99 more like it since the last such line)"
+    assert all(r.levelno == logging.WARNING and r.name == "kvcore" for r in caplog.records)

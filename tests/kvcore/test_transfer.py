@@ -1,0 +1,190 @@
+"""Copies between paged KV and the arena are right byte for byte, whatever the layout."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvcore.api import LayoutError, ObjectLayout
+from kvcore.l1 import Arena
+from kvcore.transfer import Copy, PagedCache
+
+BLOCKS = 24  # of the engine
+
+
+def tensor(kind: str, dtype: torch.dtype, heads: int, tokens: int, width: int) -> torch.Tensor:
+    """A layer of BLOCKS blocks of the same size, laid out in one of the ways that engines use."""
+    shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+        # memory order, and the permutation that puts blocks first
+        "blocks first": ((BLOCKS, heads, tokens, width), (0, 1, 2, 3)),
+        "kv first": ((2, BLOCKS, tokens, heads * width // 2), (1, 0, 2, 3)),
+        "heads first": ((heads, BLOCKS, tokens, width), (1, 0, 2, 3)),
+        "tokens before blocks": ((tokens, BLOCKS, heads, width), (1, 0, 2, 3)),
+    }
+    memory, order = shapes[kind]
+    count = 1
+    for n in memory:
+        count *= n
+    raw = torch.randint(0, 255, (count * dtype.itemsize,), dtype=torch.uint8)
+    return raw.view(dtype).view(memory).permute(order)
+
+
+def block(layer: torch.Tensor, index: int) -> bytes:
+    """One block's bytes by the plainest way there is."""
+    return bytes(layer[index].contiguous().view(torch.uint8).reshape(-1).tolist())
+
+
+KINDS = ("blocks first", "kv first", "heads first", "tokens before blocks")
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    dtype = draw(st.sampled_from([torch.bfloat16, torch.float32, torch.uint8, torch.float8_e4m3fn]))
+    heads, tokens, width = draw(st.sampled_from([(2, 4, 8), (1, 16, 6), (3, 2, 10)]))
+    layers = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=3))
+    per_object = draw(st.integers(1, 4))
+    objects = []
+    for _ in range(draw(st.integers(1, 4))):
+        first = draw(st.integers(0, per_object - 1))
+        objects.append((first, draw(st.lists(st.integers(-1, BLOCKS - 1), min_size=1, max_size=per_object - first))))
+    return {
+        "layers": [tensor(k, dtype, heads, tokens, width) for k in layers],
+        "element": dtype.itemsize,
+        "per_object": per_object,
+        "objects": objects,
+        "ranks": draw(st.integers(1, 3)),
+    }
+
+
+@pytest.fixture(scope="module")
+def arena() -> Any:
+    arena = Arena(1 << 20)
+    yield arena
+    arena.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases(), rows=st.sampled_from([None, False]))
+def test_every_block_lands_where_the_layout_says(arena: Arena, case: dict[str, Any], rows: bool | None) -> None:
+    layers = case["layers"]
+    sizes = tuple(len(block(layer, 0)) for layer in layers)
+    layout = ObjectLayout(case["per_object"], case["ranks"], sizes, "x", case["element"])
+    slot_bytes = -(-layout.nbytes // 4096) * 4096
+    for rank in range(case["ranks"]):
+        arena.buffer[: slot_bytes * len(case["objects"])] = b"\xee" * (slot_bytes * len(case["objects"]))
+        copies = [
+            Copy(0, i * slot_bytes, arena.generation(i * slot_bytes), first, tuple(blocks))
+            for i, (first, blocks) in enumerate(case["objects"])
+        ]
+        cache = PagedCache([layers], [layout], rank, arena, rows=rows)
+        cache.store(copies)
+        expected = bytearray(b"\xee" * (slot_bytes * len(copies)))
+        for copy in copies:
+            for i, layer in enumerate(layers):
+                for j, b in enumerate(copy.blocks, copy.first):
+                    at = copy.slot + rank * layout.rank_bytes + layout.blocks * sum(sizes[:i]) + j * sizes[i]
+                    if b >= 0:
+                        expected[at : at + sizes[i]] = block(layer, b)
+        assert bytes(arena.buffer[: len(expected)]) == bytes(expected)
+
+        targets = [torch.zeros_like(layer) for layer in layers]
+        assert PagedCache([targets], [layout], rank, arena, rows=rows).load(copies) == set()
+        last = {b: None for copy in copies for b in copy.blocks if b >= 0}
+        for source, target in zip(layers, targets, strict=True):
+            for b in range(BLOCKS):
+                wanted = block(source, b) if b in last else bytes(len(block(source, b)))
+                assert block(target, b) == wanted
+
+
+def one(arena: Arena, blocks: int = 2) -> tuple[PagedCache, ObjectLayout, torch.Tensor]:
+    layer = torch.arange(BLOCKS * 64, dtype=torch.int32).view(BLOCKS, 64)
+    layout = ObjectLayout(blocks, 1, (256,), "int32", 4)
+    return PagedCache([[layer]], [layout], 0, arena), layout, layer
+
+
+def test_a_slot_freed_during_the_copy_fails_its_blocks_only(arena: Arena) -> None:
+    cache, _, _ = one(arena)
+    copies = [Copy(0, i * 4096, arena.generation(i * 4096), 0, (2 * i, -1)) for i in range(3)]
+    arena.bump([4096])
+    assert cache.load(copies) == {2}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Copy(0, 0, 0, 0, (BLOCKS, 0)),
+        Copy(0, 0, 0, 1, (0, 1)),
+        Copy(0, 0, 0, -1, (0,)),
+        Copy(0, 0, 0, 0, ()),
+        Copy(1, 0, 0, 0, (0,)),
+        Copy(0, -4096, 0, 0, (0,)),
+        Copy(0, 1 << 20, 0, 0, (0,)),
+        Copy(0, (1 << 20) - 256, 0, 0, (0,)),
+    ],
+)
+def test_a_plan_out_of_bounds_is_refused_before_anything_is_written(arena: Arena, bad: Copy) -> None:
+    cache, _, layer = one(arena)
+    good = Copy(0, 8192, arena.generation(8192), 0, (3, 4))
+    arena.buffer[8192:8704] = b"\x11" * 512
+    before = layer.clone()
+    with pytest.raises(LayoutError):
+        cache.store([good, bad])
+    assert bytes(arena.buffer[8192:8704]) == b"\x11" * 512
+    with pytest.raises(LayoutError):
+        cache.load([good, bad])
+    assert torch.equal(layer, before)
+
+
+def test_tensors_must_have_the_layouts_block_size(arena: Arena) -> None:
+    layer = torch.zeros(BLOCKS, 65, dtype=torch.int32)
+    with pytest.raises(LayoutError, match="260 bytes, the layout says 256"):
+        PagedCache([[layer]], [ObjectLayout(2, 1, (256,), "int32", 4)], 0, arena)
+    with pytest.raises(LayoutError, match="2 layers"):
+        PagedCache([[layer]], [ObjectLayout(2, 1, (260, 260), "int32", 4)], 0, arena)
+    with pytest.raises(LayoutError, match="rank 1"):
+        PagedCache([[layer]], [ObjectLayout(2, 1, (260,), "int32", 4)], 1, arena)
+
+
+def test_groups_may_overlay_the_same_memory(arena: Arena) -> None:
+    shared = torch.randint(0, 255, (BLOCKS, 256), dtype=torch.uint8)
+    layout = ObjectLayout(1, 1, (256,), "uint8", 1)
+    cache = PagedCache([[shared], [shared]], [layout, layout], 0, arena)
+    before = shared.clone()
+    copies = [Copy(0, 0, arena.generation(0), 0, (1,)), Copy(1, 4096, arena.generation(4096), 0, (7,))]
+    cache.store(copies)
+    shared.zero_()
+    cache.load(copies)
+    assert torch.equal(shared[1], before[1])
+    assert torch.equal(shared[7], before[7])
+    assert int(shared.count_nonzero()) == int(before[1].count_nonzero() + before[7].count_nonzero())
+
+
+def test_the_bulk_of_a_copy_runs_without_the_gil() -> None:
+    """Another Python thread goes on while a large copy runs."""
+    arena = Arena(256 << 20)
+    layer = torch.zeros(64, 4 << 20, dtype=torch.uint8)
+    layout = ObjectLayout(32, 1, (4 << 20,), "uint8", 1)
+    cache = PagedCache([[layer]], [layout], 0, arena)
+    ids = tuple(range(62, -2, -2))
+    ticks, stop = [0], threading.Event()
+
+    def tick() -> None:
+        while not stop.is_set():
+            ticks[0] += 1
+            stop.wait(0)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        cache.store([Copy(0, 0, 0, 0, ids)])
+        before = ticks[0]
+        cache.store([Copy(0, 0, 0, 0, ids)])
+        cache.load([Copy(0, 0, 0, 0, ids)])
+        assert ticks[0] > before + 2
+    finally:
+        stop.set()
+        thread.join()
+        arena.close()

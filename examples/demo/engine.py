@@ -1,8 +1,9 @@
-"""One real vLLM engine process of the demo: asks questions about a document and reports each answer as a JSON line.
+"""One real vLLM engine process: asks prompts one after another and reports each answer as a JSON line.
 
     python engine.py JOB.json
 
-The job names the model, the prompts (token ids), kvcore's configuration (or null for vLLM alone) and the output file.
+The job names the model, vLLM's `kv_transfer_config` (or null), the output file, and the steps: each a prompt (ids)
+and whether vLLM's own prefix cache is emptied before it.
 """
 
 import json
@@ -12,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Both sides compute on the same one core: left alone, vLLM binds its threads differently with and without a connector.
+# Everyone computes on the same one core: left alone, vLLM binds its threads differently with and without a connector.
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -25,13 +26,6 @@ def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     from vllm import LLM, SamplingParams, TokensPrompt
 
-    transfer = None
-    if job["flags"] is not None:
-        transfer = {
-            "kv_connector": "KVCoreConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {f"kvcore.{k}": v for k, v in job["flags"].items()},
-        }
     began = time.perf_counter()
     llm = LLM(
         model=job["model"],
@@ -39,21 +33,22 @@ def main() -> None:
         max_model_len=8192,
         enforce_eager=True,
         seed=0,
-        kv_transfer_config=transfer,
+        kv_transfer_config=job["transfer"],
         disable_log_stats=False,
     )
+    sampling = SamplingParams(temperature=0, max_tokens=job["max_tokens"])
+    warm_up = TokensPrompt(prompt_token_ids=job["warm_up"])
     with Path(job["out"]).open("w") as out:
         print(json.dumps({"ready_s": time.perf_counter() - began}), file=out)
         # Whatever an engine does once at its first request must not be counted as anyone's time to first token.
-        sampling = SamplingParams(temperature=0, max_tokens=job["max_tokens"])
-        llm.generate([TokensPrompt(prompt_token_ids=job["warm_up"])], sampling, use_tqdm=False)
-        for prompt in job["prompts"]:
-            while not llm.reset_prefix_cache():
-                time.sleep(0.05)
+        llm.generate([warm_up], sampling, use_tqdm=False)
+        for step in job["steps"]:
+            while step["reset"] and not llm.reset_prefix_cache():
+                llm.generate([warm_up], SamplingParams(max_tokens=2), use_tqdm=False)
             before = counters(llm)
-            result = llm.generate([TokensPrompt(prompt_token_ids=prompt)], sampling, use_tqdm=False)[0]
-            time.sleep(0.2)  # the connector's numbers come with the engine's next step
-            llm.generate([TokensPrompt(prompt_token_ids=job["warm_up"])], SamplingParams(max_tokens=2), use_tqdm=False)
+            result = llm.generate([TokensPrompt(prompt_token_ids=step["prompt"])], sampling, use_tqdm=False)[0]
+            time.sleep(1.1)  # the connector reports its numbers once a second, with a step
+            llm.generate([warm_up], SamplingParams(max_tokens=2), use_tqdm=False)
             after = counters(llm)
             answer = {
                 "ttft_s": result.metrics.first_token_latency,
@@ -67,12 +62,11 @@ def main() -> None:
 
 def counters(llm: Any) -> dict[str, float]:
     """kvcore's counters as vLLM reports them, labels in the name."""
+    own = ("model_name", "engine", "engine_index")
     found: dict[str, float] = {}
     for metric in llm.get_metrics():
         if "kvcore" in metric.name and hasattr(metric, "value"):
-            labels = ",".join(
-                f"{k}={v}" for k, v in sorted(metric.labels.items()) if k not in ("model_name", "engine", "engine_index")
-            )
+            labels = ",".join(f"{k}={v}" for k, v in sorted(metric.labels.items()) if k not in own)
             found[f"{metric.name}{{{labels}}}" if labels else metric.name] = metric.value
     return found
 

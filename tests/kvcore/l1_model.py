@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
 
 from kvcore.builtin.eviction_fifo import FifoPolicy
 from kvcore.builtin.eviction_lfu import LfuPolicy
@@ -108,7 +108,7 @@ class L1Machine(RuleBasedStateMachine):
         hashes=st.lists(st.sampled_from(HASHES), max_size=5),
         temporary=st.booleans(),
     )
-    def reserve_write(self, s: int, hashes: list[bytes], temporary: bool) -> Write:
+    def reserve_write(self, s: int, hashes: list[bytes], temporary: bool) -> Any:
         staged = {(w.space, o.chunk_hash) for w in self.write_leases if w.state == "open" for o in w.objects}
         there = {h for h in hashes if (s, h) in self.resident or (s, h) in staged}
         absent = [h for h in dict.fromkeys(hashes) if h not in there]
@@ -138,12 +138,12 @@ class L1Machine(RuleBasedStateMachine):
         write.generations = [self.arena.generation(o.slot) for o in write.objects]
         write.state = "open" if write.objects else "over"
         self.write_leases.append(write)
-        return write
+        return write if write.objects else multiple()
 
     @rule(
         target=reads, write=writes, ok=st.booleans(), failed=st.sets(st.integers(0, 4), max_size=2), read=st.booleans()
     )
-    def finish_write(self, write: Write, ok: bool, failed: set[int], read: bool) -> Read:
+    def finish_write(self, write: Write, ok: bool, failed: set[int], read: bool) -> Any:
         lost = {o for i, o in enumerate(write.objects) if i in failed}
         if write.state in ("open", "expired"):
             for obj in write.objects:  # an expired slot is still its holder's: nobody else may be disturbed
@@ -169,7 +169,7 @@ class L1Machine(RuleBasedStateMachine):
     # -- reading -----------------------------------------------------------------------------------------------------
 
     @rule(target=reads, s=st.integers(0, 1), hashes=st.lists(st.sampled_from(HASHES), min_size=1, max_size=6))
-    def reserve_read(self, s: int, hashes: list[bytes]) -> Read:
+    def reserve_read(self, s: int, hashes: list[bytes]) -> Any:
         expected = []
         for h in hashes:
             if (s, h) not in self.resident:
@@ -180,7 +180,7 @@ class L1Machine(RuleBasedStateMachine):
         return self.lease_entries(lease, expected)
 
     @rule(target=reads, s=st.integers(0, 1), hashes=st.lists(st.sampled_from(HASHES), min_size=1, max_size=6))
-    def reserve_each(self, s: int, hashes: list[bytes]) -> Read:
+    def reserve_each(self, s: int, hashes: list[bytes]) -> Any:
         expected = [self.resident.get((s, h)) for h in hashes]
         lease, objects = self.l1.reserve_each(self.spaces[s], hashes)
         assert objects == [e and e.obj for e in expected]
@@ -290,15 +290,15 @@ class L1Machine(RuleBasedStateMachine):
     def check_freed(self, entry: Entry) -> None:
         assert self.arena.generation(entry.obj.slot) != entry.generation, "freed, and a stale copy would be believed"
 
-    def lease_entries(self, lease: ReadLease, entries: list[Entry]) -> Read:
+    def lease_entries(self, lease: ReadLease, entries: list[Entry]) -> Any:
         for entry in entries:
             entry.readers += 1
         return self.new_read(lease, entries)
 
-    def new_read(self, lease: ReadLease, entries: list[Entry]) -> Read:
+    def new_read(self, lease: ReadLease, entries: list[Entry]) -> Any:
         read = Read(lease, entries, self.now + LEASE_S, ended=not entries)
         self.read_leases.append(read)
-        return read
+        return read if entries else multiple()
 
     def end(self, read: Read) -> None:
         if read.ended:

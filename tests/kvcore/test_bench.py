@@ -1,18 +1,24 @@
 """`kvcore bench`: the shape of its result, and that its numbers mean what they say."""
 
+import importlib
 import json
 import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kvcore.cli import main
-from kvcore.cli.bench import measure
+from kvcore.cli.bench import measure, transfer
 from kvcore.cli.bench.command import GROUPS
 from kvcore.cli.bench.disk_limit import raw_limit
 from kvcore.cli.bench.measure import Case, us_each
 from kvcore.cli.bench.peer import Peer, PeerError, find_scripts
 from kvcore.cli.bench.rows import BUDGETS, Budget, Row
+from kvcore.cli.bench.setting import Setting
+from kvcore.plugins import Registry
 
 FIELDS = {"name", "value", "unit", "limit", "ratio_to_limit", "peer", "ratio_to_peer"}
 PROMISED = {
@@ -84,10 +90,10 @@ def test_samples_are_taken_in_turn_and_ratios_are_of_pairs() -> None:
     order: list[str] = []
     ours, limit, peer = iter([9.0, 2.0, 4.0, 6.0]), iter([1.0, 1.0, 4.0, 2.0]), iter([1.0, 4.0, 4.0, 4.0])
 
-    def sampler(name: str, values: "iter[float]"):  # type: ignore[valid-type, no-untyped-def]
+    def sampler(name: str, values: Iterator[float]) -> Callable[[], float]:
         def sample() -> float:
             order.append(name)
-            return next(values)  # type: ignore[no-any-return, call-overload]
+            return next(values)
 
         return sample
 
@@ -106,8 +112,6 @@ def test_best_of_a_rate_is_the_greatest() -> None:
 
 
 def test_time_is_per_item_and_leaves_preparation_out() -> None:
-    import time
-
     sample = us_each(lambda: time.sleep(0.01), 100, repeats=2, before=lambda: time.sleep(0.05))
     assert 100 <= sample() < 400  # 10 ms in 100 items; with the preparation it would be 600
 
@@ -189,3 +193,22 @@ def test_disk_limit_without_fio(tmp_path: Path) -> None:
     assert limit.write() > 0
     assert limit.read() > 0
     assert sorted(p.stat().st_size for p in (tmp_path / "raw").iterdir()) == [1 << 20] * 4
+
+
+@pytest.mark.parametrize(("group", "plugin"), [("disk", "disk"), ("serde", "zstd")])
+def test_rows_of_an_absent_plugin(group: str, plugin: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = importlib.import_module(f"kvcore.cli.bench.{group}")
+    monkeypatch.setattr(module, "Registry", partial(Registry, block=[plugin]))
+    rows = module.run(Setting(quick=True, path=tmp_path, say=print))
+    assert {row.name for row in rows} >= PROMISED[group]
+    for row in rows:
+        assert row.value is None
+        assert row.as_json().keys() == FIELDS | {"note"}
+        assert plugin in row.note
+
+
+def test_rows_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    rows = transfer.run(Setting(quick=True, path=tmp_path, say=print))
+    assert {row.name for row in rows} >= PROMISED["transfer"]
+    assert all(row.value is None and "torch is not installed" in row.note for row in rows)

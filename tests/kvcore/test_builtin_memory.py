@@ -2,17 +2,22 @@
 
 from pathlib import Path
 
+import pytest
+from pydantic import ValidationError
+
 from kvcore.api import Context, ObjectKey
 from kvcore.builtin.eviction_lru import LruPolicy
 from kvcore.builtin.memory import MemoryStorage
 from kvcore.builtin.memory_config import MemoryConfig
 from kvcore.testing import StorageConformance
 from kvcore.testing.driver import AnyStorage
+from kvcore.testing.memory import Room, make_key, source
 
 
 def make(capacity_bytes: int | None = None) -> MemoryStorage:
     context = Context(make_eviction=lambda spec: {"lru": LruPolicy}[spec](None, None))
-    return MemoryStorage(MemoryConfig(capacity=f"{capacity_bytes}B" if capacity_bytes else None), context)
+    options = {"capacity": f"{capacity_bytes}B"} if capacity_bytes else {}
+    return MemoryStorage(MemoryConfig.model_validate(options), context)
 
 
 class TestMemoryStorage(StorageConformance):
@@ -38,3 +43,20 @@ class TestMemoryStorage(StorageConformance):
         assert isinstance(storage, MemoryStorage)
         with storage._lock:
             return sum(map(len, storage._objects.values()))
+
+
+def test_head_of_a_prefix_outlives_its_tail() -> None:
+    """A batch stands in the order of the prefix; what does not fit is its tail."""
+    storage = make(1000)
+    keys = [make_key(i) for i in range(15)]
+    storage.store([source(key, bytes(100)) for key in keys])
+    assert storage.exists(keys) == [True] * 10 + [False] * 5
+    storage.load([Room(100).item(key) for key in keys[:10]])
+    storage.store([source(make_key("new"), bytes(200))])
+    assert storage.exists(keys) == [True] * 8 + [False] * 7
+
+
+def test_options_have_units() -> None:
+    assert MemoryConfig.model_validate({"capacity": "2GiB"}).capacity == 2 << 30
+    with pytest.raises(ValidationError, match="unit"):
+        MemoryConfig.model_validate({"capacity": "2"})

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import LAYOUT, NBYTES, Halve, Mirror, Raising, Toy, Zip, key, payload
+from toys import LAYOUT, NBYTES, Halve, Mirror, Pairs, Raising, Toy, Zip, key, payload
 
 from kvcore.api import FrameError, Serde, SerdeError
 from kvcore.l2 import HEADER_BYTES, Codec, frame
@@ -59,6 +59,15 @@ def test_in_place() -> None:
     slot[: len(body)] = body
     codec.decode(key(1), header, slot, HEADER_BYTES + len(body), slot, LAYOUT)
     assert slot == payload(3)
+
+
+def test_in_place_by_a_serde_that_reads_while_it_writes() -> None:
+    original = memoryview(bytes(i // 2 % 251 for i in range(NBYTES)))
+    header, body = encode([Pairs()], original)
+    slot = memoryview(bytearray(NBYTES))
+    slot[: len(body)] = body
+    Codec([], {"pairs/1": Pairs()}.get).decode(key(1), header, slot, HEADER_BYTES + len(body), slot, LAYOUT)
+    assert slot == original
 
 
 def test_noise_is_stored_as_it_is() -> None:

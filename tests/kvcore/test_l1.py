@@ -167,6 +167,21 @@ def test_no_policy_can_evict_what_is_leased(arena: Arena) -> None:
     assert set(space.objects) == set(keys[:16])
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_temporary_object_goes_with_its_last_reader_unless_it_was_used(arena: Arena, keep: bool) -> None:
+    l1 = L1(arena, lru())
+    space = l1.space(b"s" * 16, 0, ALIGN)
+    _, loaded = l1.finish_write(l1.reserve_write(space, HASHES[:2], temporary=True)[0], read=True)
+    other = l1.reserve_read(space, HASHES[:1])
+    if keep:
+        l1.keep(loaded)
+    l1.end_read(loaded)
+    assert set(space.objects) == ({*HASHES[:2]} if keep else {HASHES[0]})
+    l1.end_read(other)
+    assert set(space.objects) == ({*HASHES[:2]} if keep else set())
+    assert len(l1.reserve_write(space, [b"%016d" % i for i in range(16)])[0].objects) == 16  # evictable, or gone
+
+
 def test_what_is_published_for_no_reader_can_be_evicted(arena: Arena) -> None:
     l1 = L1(arena, lru())
     space = l1.space(b"s" * 16, 0, ALIGN)

@@ -75,6 +75,18 @@ def test_as_many_calls_at_once_as_threads(size: int) -> None:
     run(main())
 
 
+def test_an_idle_thread_does_not_stand_for_several() -> None:
+    async def main() -> None:
+        threads = Threads("t", 3)
+        await threads.run(time.sleep, 0)
+        await until(lambda: threads._idle == 1)
+        together = threading.Barrier(3)
+        await asyncio.gather(*(threads.run(together.wait, 5) for _ in range(3)))
+        threads.close()
+
+    run(main())
+
+
 def test_threads_are_made_only_when_needed() -> None:
     async def main() -> None:
         threads = Threads("t", 8)

@@ -90,6 +90,21 @@ class Zip(Toy):
         return nbytes + nbytes // 100 + 64
 
 
+class Pairs(Toy):
+    """Lossless for payloads in which every byte stands twice. Decodes in two strided passes over its target."""
+
+    def __init__(self) -> None:
+        super().__init__("pairs/1")
+
+    def encode(self, source: memoryview, layout: ObjectLayout) -> bytes:
+        return bytes(source[::2])
+
+    def decode(self, source: memoryview, into: memoryview, layout: ObjectLayout) -> None:
+        for start in (0, 1):
+            for i, byte in enumerate(source):
+                into[2 * i + start] = byte
+
+
 class Halve(Toy):
     """Lossy: keeps the high nibble of each byte; as long as its input, so that it never gains."""
 

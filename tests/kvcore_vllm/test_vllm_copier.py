@@ -38,7 +38,7 @@ def gate() -> Gate:
 
 @pytest.fixture
 def copier(gate: Gate):  # type: ignore[no-untyped-def]
-    made = Copier(gate.load, gate.save, lambda: None)
+    made = Copier(gate.load, gate.save, lambda: None, lambda: None)
     yield made
     gate.open.set()
     made.close()

@@ -1,5 +1,6 @@
 """The zstd serde on real KV and on everything else."""
 
+import random
 import sys
 import threading
 import time
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from zstd_golden import layout_of
+from zstd_golden import ENCODED, layout_of, payload_of
 
 from kvcore.api import Component, Context
 from kvcore.testing import SerdeConformance
@@ -19,6 +20,7 @@ from kvcore_zstd.config import ZstdConfig
 from kvcore_zstd.serde import SEGMENT_BITS, ZstdSerde
 
 SEGMENT = 1 << SEGMENT_BITS
+WRITTEN = [(ENCODED[w], payload_of(w), layout_of(len(payload_of(w)), w)) for w in ENCODED]
 
 
 def make(level: int = 1) -> ZstdSerde:
@@ -37,13 +39,23 @@ def round_trip(serde: ZstdSerde, data: bytes, element_bytes: int) -> int:
 
 
 class TestLevel1(SerdeConformance):
+    written_before = WRITTEN
+
     def make_serde(self):
         return make(1)
 
+    def make_other_serdes(self):
+        return [make(2)]
+
 
 class TestLevel2(SerdeConformance):
+    written_before = WRITTEN
+
     def make_serde(self):
         return make(2)
+
+    def make_other_serdes(self):
+        return [make(1)]
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -81,21 +93,14 @@ def test_constant_payload(fill):
 
 
 def test_noise_costs_its_table_only():
-    import random
-
     data = random.Random(0).randbytes(3 * SEGMENT)
     assert round_trip(make(), data, 2) <= len(data) + 12 + 4 * 2 * 2
 
 
-def test_any_level_decodes_any_other():
+def test_levels_differ():
     data, layout = kv_sample()
-    encoded = [make(level).encode(memoryview(data), layout) for level in (1, 2)]
-    assert encoded[0] != encoded[1]
-    for source in encoded:
-        for level in (1, 2):
-            into = bytearray(len(data))
-            make(level).decode(memoryview(source), memoryview(into), layout)
-            assert into == data
+    sizes = [len(make(level).encode(memoryview(data), layout)) for level in (1, 2)]
+    assert sizes[0] > sizes[1]
 
 
 def test_threads_share_one_serde():

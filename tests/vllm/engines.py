@@ -1,6 +1,7 @@
 """Real vLLM engines, in this process, for the scenarios. Imported by `child.py` only, never by pytest."""
 
 import gc
+import json
 import random
 import threading
 import time
@@ -9,9 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import save_file
+from vllm.lora.request import LoRARequest
+
 from vllm import LLM, SamplingParams, TokensPrompt
 
 BLOCK = 128
+OPTIONS = {"kvcore.l1.size": "256MiB", "kvcore.min_object_size": "64KiB", "kvcore.l2": []}
 Prompt = list[int]
 Text = tuple[list[int], float]
 """Token ids, and the sum of their log probabilities: with a random model the tokens alone are a weak witness."""
@@ -20,15 +26,13 @@ Text = tuple[list[int], float]
 class Engine:
     """One engine. `extra` are kvcore's options; None runs vLLM without kvcore."""
 
-    def __init__(self, model: str, extra: dict[str, Any] | None, **kwargs: Any) -> None:
+    def __init__(
+        self, model: str, extra: dict[str, Any] | None, *, connector: str = "KVCoreConnector", **kwargs: Any
+    ) -> None:
         transfer = None
         if extra is not None:
-            options = {"kvcore.l1.size": "256MiB", "kvcore.min_object_size": "64KiB", "kvcore.l2": [], **extra}
-            transfer = {
-                "kv_connector": "KVCoreConnector",
-                "kv_role": "kv_both",
-                "kv_connector_extra_config": {k: v for k, v in options.items() if v is not None},
-            }
+            options = extra if connector != "KVCoreConnector" else {**OPTIONS, **extra}
+            transfer = {"kv_connector": connector, "kv_role": "kv_both", "kv_connector_extra_config": options}
         settings = {
             "dtype": "float32",
             "max_model_len": 2048,
@@ -41,18 +45,21 @@ class Engine:
         }
         self.llm = LLM(model=model, kv_transfer_config=transfer, **settings)
 
-    def run(self, prompts: Sequence[Prompt], max_tokens: int = 16) -> tuple[list[Text], list[int]]:
+    def run(
+        self, prompts: Sequence[Prompt], max_tokens: int = 16, *, salt: str | None = None, adapter: Path | None = None
+    ) -> tuple[list[Text], list[int]]:
         """Greedy text and the number of cached tokens, per prompt."""
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=0)
-        tokens = [TokensPrompt(prompt_token_ids=p) for p in prompts]
-        outputs = self.llm.generate(tokens, params, use_tqdm=False)
+        tokens = [TokensPrompt(prompt_token_ids=p, **({"cache_salt": salt} if salt else {})) for p in prompts]
+        lora = LoRARequest("adapter", 1, str(adapter)) if adapter else None
+        outputs = self.llm.generate(tokens, params, use_tqdm=False, lora_request=lora)
         assert all(o.outputs[0].finish_reason == "length" for o in outputs), [o.outputs[0] for o in outputs]
         texts = [(list(o.outputs[0].token_ids), o.outputs[0].cumulative_logprob) for o in outputs]
         return texts, [o.num_cached_tokens for o in outputs]
 
-    def one(self, prompt: Prompt, max_tokens: int = 16) -> tuple[Text, int]:
+    def one(self, prompt: Prompt, max_tokens: int = 16, **kwargs: Any) -> tuple[Text, int]:
         """The same for one prompt."""
-        (text,), (cached,) = self.run([prompt], max_tokens)
+        (text,), (cached,) = self.run([prompt], max_tokens, **kwargs)
         return text, cached
 
     def forget(self, *, connector: bool = False) -> None:
@@ -143,3 +150,21 @@ def crowd(count: int = 40) -> list[Prompt]:
     rnd = random.Random(3)
     shared = tokens(4, 600)
     return [shared[: rnd.randrange(600)] + tokens(100 + i, rnd.randrange(5, 500)) for i in range(count)]
+
+
+def make_adapter(folder: Path, model: Path, seed: int) -> Path:
+    """A LoRA adapter of random weights for the attention of `tiny`."""
+    config = json.loads((model / "config.json").read_text())
+    hidden, dim = config["hidden_size"], config["head_dim"]
+    random_numbers = torch.Generator().manual_seed(seed)
+    weights = {}
+    for layer in range(config["num_hidden_layers"]):
+        for name, heads in (("q_proj", config["num_attention_heads"]), ("v_proj", config["num_key_value_heads"])):
+            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{prefix}.lora_A.weight"] = torch.randn(8, hidden, generator=random_numbers) * 0.1
+            weights[f"{prefix}.lora_B.weight"] = torch.randn(heads * dim, 8, generator=random_numbers) * 0.1
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps({**settings, "task_type": "CAUSAL_LM"}))
+    return folder

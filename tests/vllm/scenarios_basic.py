@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from engines import Engine, crowd, engine, tokens
+from engines import Engine, crowd, engine, make_adapter, tokens
 
 SYNC = {"kvcore.load": "sync", "kvcore.save": "sync"}
 ASYNC = {"kvcore.load": "async", "kvcore.save": "async"}
@@ -94,6 +94,47 @@ def aborts(models: Path, model: str = "tiny", extra: "dict[str, Any] | None" = N
         out["long"], out["long_cached"] = e.one(LONG)
         e.settle()
         out["leaks"], out["faults"] = e.leaks(), e.faults()
+    return out
+
+
+def salts(models: Path, extra: "dict[str, Any] | None" = None) -> dict[str, Any]:
+    """The same tokens under another `cache_salt`."""
+    out: dict[str, Any] = {}
+    with engine(str(models / "tiny"), extra or {}) as e:
+        e.one(LONG)
+        for name, salt in (("a", "a"), ("again", "a"), ("b", "b"), ("none", None)):
+            e.forget()
+            out[name], out[name + "_cached"] = e.one(LONG, salt=salt)
+    return out
+
+
+def adapters(models: Path, folder: str, extra: "dict[str, Any] | None" = None) -> dict[str, Any]:
+    """Two adapters that bear the same name, one after the other: vLLM's block hashes cannot tell them apart."""
+    paths = {name: make_adapter(Path(folder) / name, models / "tiny", seed) for name, seed in (("x", 1), ("y", 2))}
+    tier = {"storage": {"plugin": "slow"}}
+    out: dict[str, Any] = {}
+    for name, path, options in (
+        ("plain_x", "x", None), ("plain_y", "y", None),
+        ("cold_x", "x", extra or {}), ("cold_y", "y", extra or {}), ("hot_x", "x", extra or {}),
+    ):  # fmt: skip
+        options = options if options is None else {"kvcore.l2": [tier], **options}
+        made = Engine(str(models / "tiny"), options, enable_lora=True, max_lora_rank=8)
+        out[name], out[name + "_cached"] = made.one(LONG, adapter=paths[path])
+        out[name + "_base"], out[name + "_base_cached"] = made.one(LONG)
+        made.close()
+    return out
+
+
+def inside_multi_connector(models: Path) -> dict[str, Any]:
+    """As the only child of vLLM's MultiConnector, which does not bring the workers' layouts at start."""
+    out: dict[str, Any] = {}
+    child = {"kv_connector": "KVCoreConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"kvcore.l2": []}}
+    made = Engine(str(models / "tiny"), {"connectors": [child]}, connector="MultiConnector")
+    made.one(PROMPTS[2])  # the first step brings the layouts
+    out["cold"], _ = made.one(LONG)
+    made.forget()
+    out["hot"], out["cached"] = made.one(LONG)
+    made.close()
     return out
 
 

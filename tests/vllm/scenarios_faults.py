@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engines import Engine, engine
+from engines import Engine, engine, tokens
 from scenarios_basic import LONG, PROMPTS
 
 
@@ -36,18 +36,23 @@ def failed_loads(models: Path, model: str = "tiny", extra: "dict[str, Any] | Non
 def broken(models: Path) -> dict[str, Any]:
     """Every call into the cache raises, one after another: nothing but misses."""
     out: dict[str, Any] = {}
-    for name in ("lookup", "retrieve", "reserve", "publish", "release"):
-        with engine(str(models / "tiny"), {}) as e:
-            e.one(LONG)
+    with engine(str(models / "tiny"), {}) as e:
+        e.one(LONG)
+        for name in ("lookup", "retrieve", "reserve", "publish", "release"):
             e.forget()
-
-            def fail(*args: Any, **kwargs: Any) -> Any:
-                raise RuntimeError("broken on purpose")
-
-            setattr(e.half.engine, name, fail)
-            texts, _ = e.run([LONG, *PROMPTS])
-            out[name] = {"long": texts[0], "prompts": texts[1:], "faults": e.faults()}
+            before = e.faults()
+            setattr(e.half.engine, name, _break)
+            texts, _ = e.run([LONG, *PROMPTS, tokens(len(out) + 900, 300)])
+            delattr(e.half.engine, name)
+            faults = {k: n - before.get(k, 0) for k, n in e.faults().items() if n != before.get(k, 0)}
+            out[name] = {"long": texts[0], "prompts": texts[1:-1], "faults": faults}
+        e.forget()
+        out["healed"], out["healed_cached"] = e.one(LONG)
     return out
+
+
+def _break(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("broken on purpose")
 
 
 def detached(models: Path) -> dict[str, Any]:

@@ -42,19 +42,24 @@ def test_failed_loads_are_computed(results: Any, mode: str, plain: str) -> None:
 @pytest.mark.parametrize("call", ["lookup", "retrieve", "reserve", "publish", "release"])
 def test_a_broken_cache_is_a_miss(results: Any, call: str) -> None:
     result = results["broken"][call]
-    assert result["long"] == results["plain"]["long"]
-    assert result["prompts"] == results["plain"]["prompts"]
+    assert same(result["long"], results["plain"]["long"])
+    assert same(result["prompts"], results["plain"]["prompts"])
     assert any("RuntimeError" in kind for kind in result["faults"]), result["faults"]
+
+
+def test_a_cache_that_is_whole_again_serves_again(results: Any) -> None:
+    assert same(results["broken"]["healed"], results["plain"]["long"])
+    assert results["broken"]["healed_cached"] == 1408
 
 
 def test_a_worker_without_the_arena(results: Any) -> None:
     result = results["detached"]
-    assert result["long"] == results["plain"]["long"]
-    assert result["prompts"] == results["plain"]["prompts"]
+    assert same(result["long"], results["plain"]["long"])
+    assert same(result["prompts"], results["plain"]["prompts"])
     assert result["failures"][0] > 0
     assert result["failures"][1] > 0
     assert set(result["faults"]) == {"load:ArenaError", "save:ArenaError"}
-    assert result["again"] == results["plain"]["long"]
+    assert same(result["again"], results["plain"]["long"])
     assert result["again_cached"] == 1408
     assert result["leaks"] == NO_LEAKS
 
@@ -63,7 +68,7 @@ def test_a_slow_storage(results: Any) -> None:
     result = results["slow"]
     assert same(result["long"], results["plain"]["long"])
     assert same(result["patient"], results["plain"]["long"])
-    assert result["prompts"] == results["plain"]["prompts"]
+    assert same(result["prompts"], results["plain"]["prompts"])
     assert result["long_cached"] == 0
     assert result["timeouts"] > 0
     assert result["seconds"] < 2.5

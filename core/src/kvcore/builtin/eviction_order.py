@@ -1,7 +1,8 @@
 """What `lru`, `mru` and `fifo` share: one ordered dict, taken from one end."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
+from itertools import islice
 from typing import Any, ClassVar
 
 from kvcore.api import EvictionPolicy
@@ -15,11 +16,14 @@ class OrderedPolicy(EvictionPolicy):
 
     def __init__(self, config: Any, context: Any) -> None:
         self._entries: OrderedDict[Hashable, int] = OrderedDict()
+        self._size: int | None = 0  # of every key so far; None once they differ
 
     def insert(self, keys: Sequence[Hashable], sizes: Sequence[int]) -> None:
         """See `EvictionPolicy.insert`."""
         entries = self._entries
         before = len(entries)
+        if sizes and sizes.count(self._size) != len(sizes):
+            self._size = sizes[0] if not entries and sizes.count(sizes[0]) == len(sizes) else None
         for key, size in zip(keys, sizes, strict=True):
             entries[key] = size
         if len(entries) - before < len(keys):
@@ -36,6 +40,13 @@ class OrderedPolicy(EvictionPolicy):
         victims: list[Hashable] = []
         kept: list[tuple[Hashable, int]] = []
         entries, newest = self._entries, self.evicts_newest
+        if self._size:  # then it is known how many go, and C can do it, unless one of them is pinned
+            count = max(0, -(-nbytes // self._size))
+            victims = list(islice(reversed(entries) if newest else entries, count))
+            if not any(map(pinned, victims)):
+                deque(map(entries.__delitem__, victims), 0)
+                return victims
+            victims = []
         pop, choose = entries.popitem, victims.append
         while nbytes > 0 and entries:
             key, size = pop(newest)

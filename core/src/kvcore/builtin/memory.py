@@ -64,10 +64,10 @@ class MemoryStorage(BlockingStorage):
         found = [self._objects.get(item.key) for item in items]
         if self._policy is not None:
             with self._lock:  # from the tail of the prefix to its head, as policies expect
-                self._policy.touch([item.key for item, data in zip(items, found, strict=True) if data is not None][::-1])
-        return [
-            MISSING if data is None else fill(item.buffers, data) for item, data in zip(items, found, strict=True)
-        ]
+                self._policy.touch(
+                    [item.key for item, data in zip(items, found, strict=True) if data is not None][::-1]
+                )
+        return [MISSING if data is None else fill(item.buffers, data) for item, data in zip(items, found, strict=True)]
 
     def store(self, items: Sequence[Item]) -> list[StoreOutcome]:
         """See `Storage.store`."""

@@ -33,6 +33,8 @@ class StorageManager:
     """
 
     def __init__(self, config: Config, registry: Registry, metrics: Metrics, *, with_l1: bool = True) -> None:
+        if config.log_level is not None:
+            logger.setLevel(config.log_level.upper())
         self.config = config
         self.metrics = metrics
         self.hooks = registry.use_hooks(config.hooks)

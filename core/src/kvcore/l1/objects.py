@@ -253,22 +253,19 @@ class L1:
                 self._unquarantine(lease)
             elif not lease.ended:
                 lease.ended = True
-                space = lease.objects[0].space  # a write lease never spans spaces
+                published, lease.objects = lease.objects, []
+                space = published[0].space  # a write lease never spans spaces
                 objects, staging = space.objects, space.staging
-                hashes = [o.chunk_hash for o in lease.objects]
-                if len(staging) == len(hashes):  # the only writer
-                    staging.clear()
+                if len(staging) == len(published):  # the only writer
+                    fresh, space.staging = staging, {}
                 else:
-                    for chunk_hash in hashes:
-                        del staging[chunk_hash]
-                published = lease.objects
-                lease.objects = []
-                if not ok or failed or not objects.keys().isdisjoint(hashes):
+                    fresh = {o.chunk_hash: staging.pop(o.chunk_hash) for o in published}
+                if not ok or failed or not objects.keys().isdisjoint(fresh):
                     lost = {o for o in published if not ok or o in failed or o.chunk_hash in objects}
                     published = [o for o in published if o not in lost]
                     self._free(lost)
-                    hashes = [o.chunk_hash for o in published]
-                objects.update(zip(hashes, published, strict=True))
+                    fresh = {o.chunk_hash: o for o in published}
+                objects.update(fresh)
                 if published:
                     if not read and published[0].temporary:  # no reader's leaving would ever drop it
                         for obj in published:

@@ -8,10 +8,10 @@ from typing import Any
 
 
 def child_command(module: str, suite: type, *arguments: str) -> list[str]:
-    """The command that runs `module` with `suite` and `arguments`, for `suite_from_arguments` to read."""
+    """The command that runs `module.main` with what names `suite`, then `arguments`."""
     path = str(sys.modules[suite.__module__].__file__)
-    search_path = "\n".join(p for p in sys.path if p)
-    start = f"import sys, runpy; sys.path[:] = {search_path!r}.split('\\n'); runpy.run_module({module!r}, None, '__main__')"
+    search_path = [p for p in sys.path if p]
+    start = f"import sys; sys.path[:] = {search_path!r}; from {module} import main; main(sys.argv[1:])"
     return [sys.executable, "-c", start, path, suite.__module__, suite.__qualname__, *arguments]
 
 

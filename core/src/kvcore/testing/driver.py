@@ -130,7 +130,9 @@ class Driver:
         _check_outcomes("load", items, outcomes, (Loaded, Missing, Failed))
         for item, outcome in zip(items, outcomes, strict=True):
             if isinstance(outcome, Loaded):
-                assert 0 <= outcome.nbytes <= item.nbytes, f"`load` answered {outcome} for a room of {item.nbytes} bytes"
+                assert 0 <= outcome.nbytes <= item.nbytes, (
+                    f"`load` answered {outcome} for a room of {item.nbytes} bytes"
+                )
         return list(outcomes)
 
     @staticmethod
@@ -185,7 +187,7 @@ class _Threads:
         for _ in self._threads:
             self._calls.put(None)
         for thread in self._threads:
-            thread.join(5)
+            thread.join(1)  # one that hangs is left behind
 
 
 class _Loop:

@@ -1,7 +1,9 @@
 """The conformance suite of key generators. Subclass `KeyGeneratorConformance` and give `make_generator`."""
 
 import hashlib
+import os
 import subprocess
+import sys
 from array import array
 from collections.abc import Mapping, Sequence
 
@@ -10,13 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvcore.api import KeyGenerator, KeySource
-from kvcore.testing.child import child_command
+from kvcore.testing.child import child_command, suite_from_arguments
 
 SHAPES = ((16, 16), (256, 16), (48, 16), (64, 64), (1, 1))
 _tokens = st.lists(st.sampled_from([0, 1, 255, 256, 65_536, 2**31, 2**32 - 1]), max_size=20)
 
 
-def engine_hashes(source_tokens: Sequence[int], block_tokens: int, extra: bytes, chunks: Mapping[int, bytes]) -> list[bytes]:
+def engine_hashes(
+    source_tokens: Sequence[int], block_tokens: int, extra: bytes, chunks: Mapping[int, bytes]
+) -> list[bytes]:
     """Chained block hashes as an honest engine makes them; `chunks` gives what else a *block* depends on."""
     parent, hashes = hashlib.sha256(b"engine" + extra).digest(), []
     for i in range(len(source_tokens) // block_tokens):
@@ -45,7 +49,7 @@ class KeyGeneratorConformance:
         chunk_tokens: int = 16,
         block_tokens: int = 16,
         extra: bytes = b"",
-        chunk_extra: Mapping[int, bytes] = {},  # noqa: B006  never written to
+        chunk_extra: Mapping[int, bytes] = {},
     ) -> KeySource:
         """A source that has everything: the tokens and an honest engine's block hashes of them."""
         per_chunk = chunk_tokens // block_tokens
@@ -82,7 +86,9 @@ class KeyGeneratorConformance:
         extras = {1: b"image", 3: b"other"}
 
         def source(n: int) -> KeySource:
-            return self.make_source(tokens[:n], chunk_tokens=chunk_tokens, block_tokens=block_tokens, chunk_extra=extras)
+            return self.make_source(
+                tokens[:n], chunk_tokens=chunk_tokens, block_tokens=block_tokens, chunk_extra=extras
+            )
 
         whole = generator.extend(source(len(tokens)))
         for known in range(len(whole) + 1):
@@ -176,8 +182,8 @@ class KeyGeneratorConformance:
         here = self.sample()
         for seed in ("0", "12345"):
             result = subprocess.run(
-                child_command("kvcore.testing.keys_child", type(self)),
-                env={"PYTHONHASHSEED": seed},
+                child_command(__name__, type(self)),
+                env={**os.environ, "PYTHONHASHSEED": seed},
                 capture_output=True,
                 text=True,
                 timeout=120,
@@ -190,3 +196,8 @@ class KeyGeneratorConformance:
         """Hashes of a fixed request, in hex."""
         source = self.make_source(range(1000), extra=b"salt", chunk_extra={2: b"image"})
         return [h.hex() for h in self.make_generator().extend(source)]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The child of `test_same_in_every_process`: prints the suite's sample."""
+    sys.stdout.write("\n".join(suite_from_arguments(arguments).sample()))

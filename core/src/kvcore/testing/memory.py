@@ -1,4 +1,4 @@
-"""Memory, bytes and keys for the suites: page-aligned rooms with guarded edges, and contents that cannot be mixed up."""
+"""Memory, bytes and keys for the suites: page-aligned rooms with guarded edges, contents nobody can confuse."""
 
 import hashlib
 import mmap

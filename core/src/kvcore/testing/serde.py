@@ -49,7 +49,7 @@ class SerdeConformance:
         raise NotImplementedError("override make_serde(self) and return a serde")
 
     def make_other_serdes(self) -> Sequence[Serde]:
-        """Optional: the serde with other options. All must decode what any of them encodes, when the tag is the same."""
+        """Optional: the serde with other options. All decode what any of them encodes, when the tag is the same."""
         return ()
 
     def check_lossy(self, source: bytes, decoded: bytes, layout: ObjectLayout) -> None:

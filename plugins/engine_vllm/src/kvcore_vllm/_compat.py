@@ -1,5 +1,6 @@
 """Everything that depends on vLLM's version or its inner layout. Nothing here imports vLLM at module level."""
 
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -31,6 +32,14 @@ def on_cpu() -> bool:
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
+
+
+def share_log() -> None:
+    """Let kvcore's log lines appear among vLLM's, where nobody has arranged for them."""
+    log, theirs = logging.getLogger("kvcore"), logging.getLogger("vllm")
+    if not log.hasHandlers():
+        log.handlers = list(theirs.handlers)
+        log.setLevel(theirs.getEffectiveLevel())
 
 
 def tensor_rank() -> int:

@@ -22,6 +22,7 @@ class KVCoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        _compat.share_log()
         options = parse_options(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None

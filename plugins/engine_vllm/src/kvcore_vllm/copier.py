@@ -17,14 +17,20 @@ class Copier:
     Args:
         load: copies into the paged KV; returns the block ids that failed.
         save: copies out of it; returns whether it succeeded. Neither raises.
-        sync: ends the device's copies of the calling thread.
+        prepare: called on the thread before its first copy.
+        sync: called on the thread after each copy; returns when the device has done it.
     """
 
     def __init__(
-        self, load: Callable[[Load], set[int]], save: Callable[[Save], bool], sync: Callable[[], None]
+        self,
+        load: Callable[[Load], set[int]],
+        save: Callable[[Save], bool],
+        prepare: Callable[[], None],
+        sync: Callable[[], None],
     ) -> None:
         self._load = load
         self._save = save
+        self._prepare = prepare
         self._sync = sync
         self._queue: queue.SimpleQueue[tuple[Kind, Any, Any] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
@@ -74,9 +80,13 @@ class Copier:
             self._thread = None
 
     def _run(self) -> None:
+        ready = False
         while (item := self._queue.get()) is not None:
             kind, job, event = item
             try:
+                if not ready:
+                    self._prepare()
+                    ready = True
                 if event is not None:
                     event.synchronize()
                 result: Any = self._load(job) if kind == "load" else self._save(job)

@@ -230,34 +230,39 @@ class SchedulerHalf(Guarded):
         report = output.kv_connector_worker_meta
         if not isinstance(report, WorkerMetadata):
             return
-        for plan_id, tally in report.saves.items():
-            plan = _settle(self._save_plans, plan_id, tally, self._ranks)
-            if plan is not None:
-                self._saved(plan_id, plan)
         for load_id, tally in report.loads.items():
             plan = _settle(self._load_plans, load_id, tally, self._ranks)
             if plan is not None:
                 self._loaded(plan)
+        # Workers drop what was computed in a step with a failed load: that says nothing about saving.
+        dropped = any(tally.failed for tally in report.loads.values())
+        for plan_id, tally in report.saves.items():
+            plan = _settle(self._save_plans, plan_id, tally, self._ranks)
+            if plan is not None:
+                self._saved(plan_id, plan, dropped)
         if report.layouts and not self._workers:
             self.set_layouts(report.layouts)
 
-    def _saved(self, plan_id: int, plan: _Plan) -> None:
-        ok = not plan.failed
-        self.engine.publish(plan_id, ok)
+    def _saved(self, plan_id: int, plan: _Plan, dropped: bool) -> None:
         state = plan.state
         state.saves.discard(plan_id)
-        if not ok:
-            self._counts["kvcore_save_failures_total"] += 1
-            state.save_failures += 1
+        if plan.failed:
             state.saved = min(state.saved, plan.first)
+            if not dropped:
+                self._counts["kvcore_save_failures_total"] += 1
+                state.save_failures += 1
+        try:
+            self.engine.publish(plan_id, not plan.failed)
+        except Exception as error:
+            self.fault("publish", error)
 
     def _loaded(self, plan: _Plan) -> None:
-        if plan.lookup is not None:
-            self.engine.release(plan.lookup)
         if plan.failed:
             plan.state.load_failed = True
             self._counts["kvcore_load_failures_total"] += 1
             logger.warning("request %s: a load failed, vLLM computes it", plan.state.request.request_id)
+        if plan.lookup is not None:
+            self._release(plan.lookup)
 
     # -- a request's end ---------------------------------------------------------------------------------------------
 
@@ -350,7 +355,13 @@ class SchedulerHalf(Guarded):
         lookup, state.lookup = state.lookup, None
         self._waiting.pop(state.request.request_id, None)
         if lookup is not None:
+            self._release(lookup)
+
+    def _release(self, lookup: Lookup) -> None:
+        try:
             self.engine.release(lookup)
+        except Exception as error:
+            self.fault("release", error)
 
 
 def _settle(plans: dict[int, _Plan], plan_id: int, tally: Tally, ranks: int) -> _Plan | None:

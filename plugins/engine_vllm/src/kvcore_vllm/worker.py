@@ -31,7 +31,7 @@ class WorkerHalf(Guarded):
         self._attach: Attach | None = None
         self._arena: Any = None
         self._paged: PagedCache | None = None
-        self._copier = Copier(self._copy_in, self._copy_out, self._synchronize)
+        self._copier = Copier(self._copy_in, self._copy_out, self._own_stream, self._synchronize)
         self._report = WorkerMetadata()
         self._bad_blocks: set[int] = set()
         self._recved: set[str] = set()
@@ -227,6 +227,16 @@ class WorkerHalf(Guarded):
         event = torch.get_device_module(device).Event()
         event.record()
         return event
+
+    def _own_stream(self) -> None:
+        """Copies of the calling thread do not queue behind the model's kernels, nor these behind them."""
+        device = self._device()
+        if device is not None:
+            import torch
+
+            module = torch.get_device_module(device)
+            module.set_device(device)
+            module.set_stream(module.Stream())
 
     def _synchronize(self) -> None:
         device = self._device()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcore.api import Item, Loaded, ObjectKey, ObjectLayout, PluginError, Stored
-from kvcore.cli.bench.disk_limit import Limit, fio_limit, raw_limit
+from kvcore.cli.bench.disk_limit import fio_limit, raw_limit
 from kvcore.cli.bench.machine import available_bytes
 from kvcore.cli.bench.measure import Case, absent, measure, rate
 from kvcore.cli.bench.rows import Row, Unit
@@ -50,19 +50,38 @@ def run(setting: Setting) -> list[Row]:
         depth = disk.depth
         limit = (fio_limit if shutil.which("fio") else raw_limit)(root, OBJECT_BYTES, objects, depth)
         with setting.peer("disk", path=str(root), objects=objects, object_bytes=OBJECT_BYTES, depth=depth) as peer:
-            cases = [
-                case._replace(peer=peer.sampler(case.name.replace("tier_", "")), note=limit.note)
-                for case in _cases(disk, limit, objects * OBJECT_BYTES)
+            nbytes = objects * OBJECT_BYTES
+            write, read = _Last(limit.write), _Last(limit.read)
+            peer_write, peer_read = _Last(peer.sampler("disk.store")), _Last(peer.sampler("disk.load"))
+            storage, tier = disk.storage, disk.tier
+            cases = [  # each load reads what the store before it has written
+                Case("disk.store", "GB/s", rate(storage.store, nbytes, before=disk.renew), write.take, peer_write.take),
+                Case("disk.load", "GB/s", rate(storage.load, nbytes), read.take, peer_read.take),
+                Case(
+                    "disk.tier_store",
+                    "GB/s",
+                    rate(tier.store, nbytes, before=disk.renew),
+                    write.again,
+                    peer_write.again,
+                ),
+                Case("disk.tier_load", "GB/s", rate(tier.load, nbytes), read.again, peer_read.again),
             ]
-            return measure(cases, 4 if setting.quick else 7)
+            return measure([case._replace(note=limit.note) for case in cases], 4 if setting.quick else 7)
 
 
-def _cases(disk: "_Disk", limit: Limit, nbytes: int) -> Iterator[Case]:
-    # A load reads what the store of its round has written.
-    for level in ("", "tier_"):
-        calls = disk.tier if level else disk.storage
-        yield Case(f"disk.{level}store", "GB/s", rate(calls.store, nbytes, before=disk.renew), limit.write)
-        yield Case(f"disk.{level}load", "GB/s", rate(calls.load, nbytes), limit.read)
+class _Last:
+    """A sampler whose sample of a round serves two rows. Samples are None where there is nothing to sample."""
+
+    def __init__(self, sample: Callable[[], float | None] | None) -> None:
+        self._sample = sample
+        self._value: float | None = None
+
+    def take(self) -> float | None:
+        self._value = self._sample() if self._sample else None
+        return self._value
+
+    def again(self) -> float | None:
+        return self._value
 
 
 @contextmanager

@@ -17,13 +17,13 @@ class Case(NamedTuple):
 
     Args:
         limit: samples the floor, or the ceiling of a rate. None: there is none.
-        peer: samples the peer's equivalent; may return None when the peer failed.
+        peer: samples the peer's equivalent; returns None when the peer has failed.
     """
 
     name: str
     unit: Unit
     ours: Sampler
-    limit: Sampler | None = None
+    limit: Callable[[], float | None] | None = None
     peer: Callable[[], float | None] | None = None
     note: str = ""
 
@@ -36,11 +36,16 @@ def measure(cases: Sequence[Case], rounds: int) -> list[Row]:
     """Sample every case `rounds` times, in turn with its limit and its peer. The first round warms up and is dropped
     when there are more than two."""
     samples: list[list[tuple[float, float | None, float | None]]] = [[] for _ in cases]
-    for _ in range(rounds):
-        for case, taken in zip(cases, samples, strict=True):
-            ours = case.ours()
-            limit = case.limit() if case.limit else None
-            taken.append((ours, limit, case.peer() if case.peer else None))
+    gc.collect()
+    gc.freeze()  # what was imported is not for the collector to walk through in every sample
+    try:
+        for _ in range(rounds):
+            for case, taken in zip(cases, samples, strict=True):
+                ours = case.ours()
+                limit = case.limit() if case.limit else None
+                taken.append((ours, limit, case.peer() if case.peer else None))
+    finally:
+        gc.unfreeze()
     return [_row(case, taken[1:] if rounds > 2 else taken) for case, taken in zip(cases, samples, strict=True)]
 
 

@@ -32,7 +32,7 @@ def run(setting: Setting) -> list[Row]:
     decode()
     if into != source:
         raise AssertionError("the decoded object differs from its source")
-    repeats = 5 if setting.quick else 20
+    repeats = 4 if setting.quick else 10
     ratio = len(payload) / len(encoded)
     cases = [
         Case("serde.zstd.ratio", "x", lambda: ratio),

@@ -28,7 +28,7 @@ class Setting:
     @property
     def rounds(self) -> int:
         """Rounds for short things."""
-        return 5 if self.quick else 15
+        return 9 if self.quick else 25
 
     def peer_name(self) -> str | None:
         """Name and version of the peer, as its scripts tell it."""

@@ -91,7 +91,7 @@ class StorageSuite:
         return got
 
     def judge(self, got: bytes | None, allowed: Sequence[bytes | None], what: str) -> None:
-        """`got` must be one of `allowed` (None stands for missing, which a storage that `forgets` may always answer)."""
+        """`got` must be one of `allowed` (None: missing, which a storage that `forgets` may always answer)."""
         if got in allowed or (got is None and self.forgets):
             return
         assert got is not None, f"{what}: the object is missing"

@@ -1,4 +1,4 @@
-"""The child of the crash test: stores for ever, until it is killed. Run as a module by `RestartTests`."""
+"""The child of the crash test: stores for ever, until it is killed. Started by `RestartTests`."""
 
 import hashlib
 import os
@@ -40,7 +40,3 @@ def main(arguments: Sequence[str]) -> None:
             for call in calls:
                 call.result()
             driver.delete([make_key(NAMES[version % len(NAMES)])])
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -95,7 +95,7 @@ class LimitTests(StorageSuite):
         assert after == before, f"`usage` after a restart is {after}, it was {before}"
 
     def test_capacity_holds(self, tmp_path: Path) -> None:
-        """Three times the capacity is stored: it is never exceeded, much of it is used, and all that is left is whole."""
+        """Three times the capacity is stored: it is never exceeded, much of it is used, all that is left is whole."""
         with Driver(self._bounded(tmp_path)) as driver:
             n = 3 * CAPACITY_BYTES // OBJECT_BYTES
             for i in range(n):

@@ -4,7 +4,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
@@ -27,6 +27,8 @@ class ModelTests(StorageSuite):
     """How many random sequences are run."""
     model_steps: ClassVar[int] = 30
     """The length of each."""
+    model_shrinks: ClassVar[bool] = True
+    """False: report the first failure as it is, without a search for the shortest one (seconds to minutes)."""
 
     def test_like_a_dict(self, tmp_path: Path) -> None:
         """A random sequence of batches behaves as it would on a dict (where an overwrite may keep the old object)."""
@@ -36,11 +38,13 @@ class ModelTests(StorageSuite):
             def __init__(self) -> None:
                 super().__init__(suite, tmp_path / f"example-{next(numbers)}")
 
-        run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        phases = [Phase.generate, Phase.shrink] if self.model_shrinks else [Phase.generate]
+        run_state_machine_as_test(
             Machine,
             settings=settings(
                 max_examples=self.model_examples,
                 stateful_step_count=self.model_steps,
+                phases=phases,
                 deadline=None,
                 database=None,
                 suppress_health_check=list(HealthCheck),

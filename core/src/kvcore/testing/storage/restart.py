@@ -39,11 +39,11 @@ class RestartTests(StorageSuite):
                 assert driver.exists([make_key(0)]) == [False], "an empty storage says that it holds a key"
 
     def test_kill_during_store(self, tmp_path: Path) -> None:
-        """A process killed at a random instant leaves whole objects and nothing else; the next one needs no clean-up."""
+        """A process killed at a random instant leaves whole objects only, and the next one needs no clean-up."""
         self._need_persistent(tmp_path)
         if not self.crashable:
             does_not_apply("the suite was told that a child process cannot make this storage (crashable = False)")
-        for round_ in range(4):
+        for round_ in range(3):
             self._kill_a_writer(tmp_path, delay_s=0.01 + 0.07 * round_)
             with Driver(self.make_storage(tmp_path)) as driver:
                 anchor = crash.blob(crash.ANCHOR, 1)
@@ -67,7 +67,9 @@ class RestartTests(StorageSuite):
                 for i, key in enumerate(keys):
                     old, new = content(("one", i), 70_000), content(("two", i), 50_000 + i)
                     self.put(one, key, old)
-                    self.judge(self.get(two, key, 80_000), [old] if shared else [old, None], "stored by another instance")
+                    self.judge(
+                        self.get(two, key, 80_000), [old] if shared else [old, None], "stored by another instance"
+                    )
                     calls = [one.submit("store", [source(key, old)]), two.submit("store", [source(key, new)])]
                     got = self.get(one, key, 80_000)
                     self.judge(got, [old, new, None], "loaded while two instances store")
@@ -140,4 +142,3 @@ class RestartTests(StorageSuite):
             child.kill()
             if line != b"ready\n":
                 raise AssertionError(f"the child process could not store: {child.stderr.read().decode()[-2000:]}")
-

@@ -82,7 +82,9 @@ class RoundTripTests(StorageSuite):
             if isinstance(outcome, Loaded):
                 assert room.clean_from(nbytes), "`load` changed the room beyond the object's length"
 
-    @pytest.mark.parametrize(("nbytes", "room_bytes"), [(2, 1), (4097, 4096), (8192, 4096), (100_000, 99_999), (512, 0)])
+    @pytest.mark.parametrize(
+        ("nbytes", "room_bytes"), [(2, 1), (4097, 4096), (8192, 4096), (100_000, 99_999), (512, 0)]
+    )
     def test_room_too_small(self, driver: Driver, nbytes: int, room_bytes: int) -> None:
         """An object longer than its room is `Failed`, never a cut one, and its neighbours in the batch load."""
         long, fit = make_key("long"), make_key("fit")
@@ -133,7 +135,7 @@ class RoundTripTests(StorageSuite):
             self.judge(loaded(room, outcome), [content(i, 500 + i)], f"item {i} of a batch of 300")
 
     def test_overwrite(self, driver: Driver) -> None:
-        """After a second store the old or the new object is there, whole; a shorter one leaves no tail of the longer."""
+        """After a second store the old or the new object is there, whole, without a tail of a longer one."""
         for i, (first, second) in enumerate([(5000, 5000), (9000, 100), (100, 9000), (4096, 4097)]):
             key, old, new = make_key(i), content(("old", i), first), content(("new", i), second)
             self.put(driver, key, old)
@@ -181,14 +183,15 @@ class RoundTripTests(StorageSuite):
             expected = None if i % 2 == 0 else content(key, 200 + i)
             self.judge(self.get(driver, key, 300), [expected], f"the key {key.name} after its neighbours were deleted")
 
-    def test_store_copies_the_buffers(self, driver: Driver) -> None:
+    @pytest.mark.parametrize("cuts", [(), (4096,)], ids=["one buffer", "two buffers"])
+    def test_store_copies_the_buffers(self, driver: Driver, cuts: tuple[int, ...]) -> None:
         """The caller's memory is its own again when `store` has returned."""
         key, data = make_key("copied"), content("copied", 50_000)
         memory = aligned(len(data))
         memory[:] = data
-        (outcome,) = driver.store([Item(key, split(memory, (4096,)))])
+        (outcome,) = driver.store([Item(key, split(memory, cuts))])
         assert outcome == Stored(), f"the store failed: {outcome}"
-        assert memory == data, "`store` changed the caller's buffers"
+        assert bytes(memory) == data, "`store` changed the caller's buffers"
         memory[:] = bytes(len(memory))
         self.expect(driver, key, data, what="the caller reused its buffers after `store`")
 

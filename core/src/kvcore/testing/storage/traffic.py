@@ -101,7 +101,7 @@ class TrafficTests(StorageSuite):
             self.expect(driver, key, data, what="stored again after a cancelled store")
 
     def test_cancelled_load_lets_go_of_the_buffers(self, driver: Driver) -> None:
-        """Nothing writes into the caller's memory once a load was cancelled: it may belong to another object by then."""
+        """Nothing writes into the caller's memory once a load was cancelled: it may be another object's by then."""
         if not driver.cancellable:
             does_not_apply("a blocking storage is not cancelled; the core keeps the memory until the call returns")
         keys = [make_key(i) for i in range(8)]
@@ -155,9 +155,7 @@ class TrafficTests(StorageSuite):
         return result
 
     @contextmanager
-    def _reading(
-        self, driver: Driver, key: ObjectKey, allowed: Sequence[bytes | None]
-    ) -> Iterator[list[bytes | None]]:
+    def _reading(self, driver: Driver, key: ObjectKey, allowed: Sequence[bytes | None]) -> Iterator[list[bytes | None]]:
         """Load `key` over and over while the body runs; what was found must be one of `allowed`. Yields the finds."""
         stop = Event()
         finds: list[bytes | None] = []

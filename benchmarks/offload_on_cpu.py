@@ -1,6 +1,6 @@
 """Lets vLLM's own offloading run on its CPU backend, so that it can stand beside kvcore in `ttft.py`.
 
-vLLM ships a copy worker for CUDA and XPU only. This one copies with torch; the scheduling, the host tier and the file tier
+vLLM ships a copy worker for CUDA and XPU only. This one copies with torch; scheduling, the host tier and the file tier
 are vLLM's own. Its copy speed says nothing about vLLM's.
 """
 

@@ -130,7 +130,8 @@ def test_budgets_name_rows_that_exist_and_judge_them() -> None:
 
 
 def test_peer_script(tmp_path: Path) -> None:
-    script, said = tmp_path / "keys.py", []
+    script = tmp_path / "keys.py"
+    said: list[str] = []
     script.write_text(PEER)
     assert find_scripts(str(tmp_path)) == tmp_path.resolve()
     with Peer(sys.executable, script, {"answer": 1.5}, said.append) as peer:
@@ -149,7 +150,8 @@ def test_peer_script(tmp_path: Path) -> None:
 
 
 def test_peer_that_does_not_start(tmp_path: Path) -> None:
-    script, said = tmp_path / "keys.py", []
+    script = tmp_path / "keys.py"
+    said: list[str] = []
     script.write_text("raise SystemExit('no lmcache here')")
     with Peer(sys.executable, script, {}, said.append) as peer:
         assert peer.sampler("keys.engine") is None

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from pickle import PickleBuffer
 from typing import Any
 
@@ -653,10 +654,8 @@ def test_an_async_load_that_will_not_be_cancelled() -> None:
 
         async def stubborn() -> None:
             while not let_go.is_set():
-                try:
-                    await let_go.wait()
-                except asyncio.CancelledError:
-                    continue
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait_for(let_go.wait(), 5)
 
         bench = Bench(AsyncStorage(), timeout_s=TIMEOUT_S)
         await bench.store(1, 2)

@@ -150,6 +150,42 @@ def test_sliding_window_with_aborts(hybrid: Any) -> None:
     assert result["faults"] == {}
 
 
+@pytest.fixture(scope="module")
+def identities(run_child: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return run_child(
+        "plain",
+        "salts",
+        f"salts:{TOKENS}",
+        f'adapters:{{"folder": "{tmp_path_factory.getbasetemp()}/adapters"}}',
+        "inside_multi_connector",
+    )
+
+
+@pytest.mark.parametrize("scenario", ["salts", f"salts:{TOKENS}"], ids=["engine", "tokens"])
+def test_salts_separate(identities: Any, scenario: str) -> None:
+    result = identities[scenario]
+    for name, cached in (("a", 0), ("again", 1408), ("b", 0), ("none", 1408)):
+        assert same(result[name], identities["plain"]["long"])
+        assert result[f"{name}_cached"] == cached, name
+
+
+def test_adapters_of_one_name_separate(identities: Any) -> None:
+    (result,) = (identities[name] for name in identities if name.startswith("adapters"))
+    assert not same(result["plain_x"], result["plain_y"])
+    for name, cached in (("cold_x", 0), ("cold_y", 0), ("hot_x", 1408)):
+        assert same(result[name], result[f"plain_{name[-1]}"]), name
+        assert result[f"{name}_cached"] == cached, name
+        assert same(result[f"{name}_base"], identities["plain"]["long"]), name
+    assert result["hot_x_base_cached"] == 1408
+
+
+def test_inside_vllms_multi_connector(identities: Any) -> None:
+    result = identities["inside_multi_connector"]
+    assert same(result["cold"], identities["plain"]["long"])
+    assert same(result["hot"], identities["plain"]["long"])
+    assert result["cached"] >= 1280
+
+
 def test_two_ranks(run_child: Any) -> None:
     results = run_child(
         "tensor_parallel", VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_CPU_OMP_THREADS_BIND="0|1", timeout_s=290

@@ -201,11 +201,11 @@ class PolicyMachine(RuleBasedStateMachine):
         self.policy = suite.make_policy()
         self.sizes: dict[Hashable, int] = {}
 
-    @rule(keys=_indexes, size=st.integers(1, 100))
-    def insert(self, keys: Sequence[int], size: int) -> None:
-        """Insert, some of it known."""
-        self.policy.insert(keys, [size + i for i in range(len(keys))])
-        self.sizes.update((key, size + i) for i, key in enumerate(keys))
+    @rule(keys=_indexes, size=st.sampled_from([10, 10, 10, 1, 77]), step=st.sampled_from([0, 0, 0, 1]))
+    def insert(self, keys: Sequence[int], size: int, step: int) -> None:
+        """Insert, some of it known; often all of one size, as in L1."""
+        self.policy.insert(keys, [size + i * step for i in range(len(keys))])
+        self.sizes.update((key, size + i * step) for i, key in enumerate(keys))
 
     @rule(keys=_indexes)
     def touch(self, keys: Sequence[int]) -> None:

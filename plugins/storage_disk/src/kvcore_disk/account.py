@@ -1,163 +1,186 @@
 """How many bytes the directory holds, shared by all processes that use it.
 
-    ROOT/.kvcore/lock              flock'ed around every change
-    ROOT/.kvcore/used              8 bytes, mapped: bytes of objects and of writes in flight
-    ROOT/.kvcore/live/ID           one per process, flock'ed while it lives; 8 bytes, mapped: its writes in flight
-    ROOT/.kvcore/tmp/ID-NUMBER     its unfinished writes
+    ROOT/.kvcore/account                  8 bytes: objects and writes in flight, in bytes; flock'ed around every change
+    ROOT/.kvcore/live/ID                  one per open storage, empty, flock'ed while it lives
+    ROOT/.kvcore/writing/ID-NUMBER-BYTES  its unfinished writes, each with the bytes that were reserved for it
 
-A write reserves its bytes before it begins, so the sum never passes the capacity, whatever process it is in. A process
-that was killed is known by its lock being free: its unfinished files are removed and its reservation is given back.
-Changes are ordered so that a kill in between leaves the count too high, never too low; whoever opens the directory
-alone counts it anew.
+A write reserves its bytes before it begins, so the sum never passes the capacity, whatever process it is in. The
+reservation is the unfinished file itself: publishing it by a rename moves the bytes to an object and changes no number.
+A killed process is known by its lock being free; its unfinished files are removed and their bytes given back.
+
+Changes are ordered so that a kill between any two steps leaves the count too high, never too low, and `recount` sets it
+right: under the lock the truth is what the files say. Nothing is mapped: a mapping of a file system that fills up or
+fails ends the process, where a system call returns an error.
 """
 
 import contextlib
+import errno
 import fcntl
-import mmap
 import os
+import re
 import secrets
 import struct
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Iterator
 
 from kvcore_disk.paths import CONTROL
 
 _U64 = struct.Struct("<Q")
+_LIVE = re.compile("[0-9]+-[0-9a-f]{12}")
+_WRITE = re.compile("([0-9]+-[0-9a-f]{12})-[0-9]+-([0-9]+)")
 
 
 class Account:
     """The shared count. `locked` guards every change, between threads and between processes.
 
-    Raises `OSError` when the control files cannot be made.
+    All methods raise `OSError`, among others when the account is closed, or inherited by a fork.
     """
 
     def __init__(self, root: str) -> None:
-        self._control = f"{root}/{CONTROL}"
-        for folder in (self._control, f"{self._control}/live", f"{self._control}/tmp"):
+        control = f"{root}/{CONTROL}"
+        self._live, self._writing = f"{control}/live", f"{control}/writing"
+        for folder in (control, self._live, self._writing):
             os.makedirs(folder, 0o700, exist_ok=True)
         self._thread_lock = threading.RLock()
         self._depth = 0
         self._number = 0
-        self._lock_fd = os.open(f"{self._control}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._used = _map(f"{self._control}/used")
         self._id = f"{os.getpid()}-{secrets.token_hex(6)}"
-        with self.locked():
-            self._live_fd = os.open(self._live(self._id), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._live_fd, fcntl.LOCK_EX)
-            self._reserved = _map(self._live(self._id))
-
-    def start(self, count: Callable[[], int]) -> None:
-        """Clean up after the dead; when no other process lives, set the count to what `count()` finds."""
-        with self.locked():
-            if self._bury() == 0:
-                _set(self._used, count())
+        self._open = True
+        self._fd = os.open(f"{control}/account", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._live_fd = -1
+        _accounts.add(self)
+        try:
+            with self.locked():
+                if os.fstat(self._fd).st_size < _U64.size:
+                    self._set(0)
+                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                self._live_fd = os.open(f"{self._live}/{self._id}", flags, 0o600)
+                fcntl.flock(self._live_fd, fcntl.LOCK_EX)
+        except BaseException:
+            self._let_go()
+            raise
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Alone, among threads and processes. May be nested."""
         with self._thread_lock:
+            if not self._open:  # the descriptors may be another file's by now
+                raise OSError(errno.EBADF, "the storage is closed")
             if self._depth == 0:
-                fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+                fcntl.flock(self._fd, fcntl.LOCK_EX)
             self._depth += 1
             try:
                 yield
             finally:
                 self._depth -= 1
-                if self._depth == 0:
-                    fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+                if self._depth == 0 and self._open:
+                    fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     @property
     def used(self) -> int:
         """Bytes held and in flight, of all processes."""
-        return _get(self._used)
+        with self.locked():
+            raw = os.pread(self._fd, _U64.size, 0)
+            if len(raw) < _U64.size:
+                raise OSError(errno.EIO, "the account was cut short: open the storage again")
+            return int(_U64.unpack(raw)[0])
 
-    def reserve(self, nbytes: int) -> None:
-        """Count a write that begins. Under `locked`, after making sure of the room."""
-        _set(self._used, _get(self._used) + nbytes)
-        _set(self._reserved, _get(self._reserved) + nbytes)
+    def recount(self, held: int) -> None:
+        """Clean up after the dead and set the count right. Under `locked`; `held`: bytes of all objects, as found."""
+        living = self._bury()
+        writes = filter(None, map(_WRITE.fullmatch, os.listdir(self._writing)))
+        self._set(held + sum(int(write[2]) for write in writes if write[1] in living))
 
-    def commit(self, nbytes: int) -> None:
-        """The write is about to be published: it belongs to no process any more. Under `locked`."""
-        _set(self._reserved, max(0, _get(self._reserved) - nbytes))
+    def begin(self, nbytes: int) -> str:
+        """Reserve a write; the path of its file, to be made before the lock is left. Under `locked`."""
+        self._set(self.used + nbytes)
+        self._number += 1
+        return f"{self._writing}/{self._id}-{self._number}-{nbytes}"
 
-    def cancel(self, nbytes: int) -> None:
-        """The write came to nothing. Under `locked`."""
-        self.commit(nbytes)
-        self.release(nbytes)
+    def cancel(self, path: str) -> None:
+        """A write came to nothing: its file goes and its bytes are free. Under `locked`. Harmless when it is gone."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+            self.release(int(path.rpartition("-")[2]))
 
     def release(self, nbytes: int) -> None:
         """An object is gone. Under `locked`."""
-        _set(self._used, max(0, _get(self._used) - nbytes))
-
-    def temporary(self) -> str:
-        """A new path for an unfinished write of this process."""
-        with self._thread_lock:
-            self._number += 1
-            return f"{self._control}/tmp/{self._id}-{self._number}"
+        self._set(max(0, self.used - nbytes))
 
     def close(self) -> None:
-        """Leave: what this process had in flight is given back."""
-        with self.locked():
-            self._forget(self._id, _get(self._reserved))
-        self._reserved.close()
-        self._used.close()
-        os.close(self._live_fd)
-        os.close(self._lock_fd)
-
-    def _bury(self) -> int:
-        """Clean up after processes that died; how many others live."""
-        alive = 0
-        for name in os.listdir(f"{self._control}/live"):
-            if name == self._id:
-                continue
+        """Leave: what was in flight here is removed and given back, and cannot be published any more."""
+        with self._thread_lock:
+            if not self._open:
+                return
             try:
-                fd = os.open(self._live(name), os.O_RDWR | os.O_CLOEXEC)
-            except FileNotFoundError:
-                continue
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                alive += 1
-            else:
-                raw = os.pread(fd, _U64.size, 0)
-                self._forget(name, _U64.unpack(raw)[0] if len(raw) == _U64.size else 0)
+                with self.locked():
+                    self._forget(self._id)
             finally:
+                self._let_go()
+
+    # -- the dead ----------------------------------------------------------------------------------------------------
+
+    def _bury(self) -> set[str]:
+        """Clean up after storages whose process died; who lives."""
+        living = {self._id}
+        for name in os.listdir(self._live):
+            if name != self._id and _LIVE.fullmatch(name):
+                if _is_held(f"{self._live}/{name}"):
+                    living.add(name)
+                else:
+                    self._forget(name)
+        for file in os.listdir(self._writing):
+            write = _WRITE.fullmatch(file)
+            if write and write[1] not in living:
+                self.cancel(f"{self._writing}/{file}")
+        return living
+
+    def _forget(self, name: str) -> None:
+        for file in os.listdir(self._writing):
+            write = _WRITE.fullmatch(file)
+            if write and write[1] == name:
+                self.cancel(f"{self._writing}/{file}")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{self._live}/{name}")
+
+    def _let_go(self) -> None:
+        self._open = False
+        _accounts.discard(self)
+        for fd in (self._live_fd, self._fd):
+            if fd >= 0:
                 os.close(fd)
-        living = {self._id, *os.listdir(f"{self._control}/live")}
-        for name in os.listdir(f"{self._control}/tmp"):
-            if name.rpartition("-")[0] not in living:
-                _remove(f"{self._control}/tmp/{name}")
-        return alive
 
-    def _forget(self, name: str, reserved: int) -> None:
-        for file in os.listdir(f"{self._control}/tmp"):
-            if file.rpartition("-")[0] == name:
-                _remove(f"{self._control}/tmp/{file}")
-        _remove(self._live(name))
-        self.release(reserved)
+    def _forked(self) -> None:
+        """In the child of a fork: it shares the locks, which would outlive the parent in it, and may not use them."""
+        self._thread_lock = threading.RLock()
+        self._let_go()
 
-    def _live(self, name: str) -> str:
-        return f"{self._control}/live/{name}"
+    def _set(self, value: int) -> None:
+        os.pwrite(self._fd, _U64.pack(value), 0)
 
 
-def _map(path: str) -> mmap.mmap:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+_accounts: "weakref.WeakSet[Account]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for account in list(_accounts):
+        account._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _is_held(path: str) -> bool:
+    """Is there a lock on the file? Its owner lives then."""
     try:
-        if os.fstat(fd).st_size < _U64.size:
-            os.ftruncate(fd, _U64.size)
-        return mmap.mmap(fd, _U64.size)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
     finally:
         os.close(fd)
-
-
-def _get(memory: mmap.mmap) -> int:
-    return int(_U64.unpack_from(memory)[0])
-
-
-def _set(memory: mmap.mmap, value: int) -> None:
-    _U64.pack_into(memory, 0, value)
-
-
-def _remove(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+    return False

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema
+
 from kvcore.api import format_size, parse_size
 from kvcore.api.config import PluginConfig
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 AUTO_SHARE = 0.5
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*\Z")

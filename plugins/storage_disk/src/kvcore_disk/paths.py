@@ -20,6 +20,7 @@ CONTROL = ".kvcore"
 BLOCK_BYTES = 4096
 _FIRST = re.compile(r"[0-9a-f]{2}\Z")
 _SECOND = re.compile(r"[0-9a-f]\Z")
+_NOT_FOREIGN = (CONTROL, "lost+found")
 
 
 class Found(NamedTuple):
@@ -59,15 +60,24 @@ def object_path(root: str, key: ObjectKey) -> str:
     return f"{root}/{bucket(name)}/{name}"
 
 
+def size_on_disk(path: str) -> int:
+    """Length in bytes of the regular file at `path`; 0 when there is none, or something that is not ours."""
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+
 def used_ns(status: os.stat_result) -> int:
     """When the object was last stored or loaded. Loads set the access time themselves, whatever the mount says."""
     return max(status.st_atime_ns, status.st_mtime_ns)
 
 
 def scan(root: str, foreign: Foreign) -> Iterator[Found]:
-    """All objects below `root`, in no order, from names and inodes alone: no file is opened. Empty files are left out."""
+    """All objects below `root`, in no order, from names and inodes alone. Empty files are left out."""
     for first in _entries(root):
-        if first.name == CONTROL:
+        if first.name in _NOT_FOREIGN:
             continue
         if not (_FIRST.match(first.name) and first.is_dir(follow_symlinks=False)):
             foreign.add(first.path)

@@ -7,6 +7,7 @@ file from being served either way. A killed process loses only what it was writi
 import contextlib
 import errno
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -29,119 +30,143 @@ from kvcore.api import (
 )
 from kvcore_disk.account import Account
 from kvcore_disk.config import DiskConfig, capacity_bytes
-from kvcore_disk.paths import Foreign, Found, object_path, occupied, scan
+from kvcore_disk.paths import BLOCK_BYTES, Foreign, object_path, occupied, scan, size_on_disk
 from kvcore_disk.transfer import read_object, write_object
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+_KINDS = {errno.EFBIG: "too_large", **dict.fromkeys(_FULL, "full"), **dict.fromkeys(_READ_ONLY, "read_only")}
+_SPARE_BYTES = 8 << 20  # given up at once when the file system is full before the capacity is reached
 
 
 class DiskStorage(BlockingStorage):
-    """Objects in a directory of a local file system. Several processes may use one directory."""
+    """Objects in a directory of a local file system. Several processes may use one directory.
+
+    Locks: the account's first (stores, deletes and evictions of all processes, for microseconds; never held while an
+    object is written), then this instance's own over index and policy. Loads take only the latter, once per batch.
+    """
 
     persistent = True
     preferred_concurrency = 4
 
     def __init__(self, config: DiskConfig, context: Context) -> None:
         self._config = config
-        self._root = str(Path(config.path).expanduser())
+        self._root = os.path.abspath(Path(config.path).expanduser())
         self._log = context.log
         self._direct = config.direct != "off"
         self._policy = context.make_eviction(config.eviction)
-        self._lock = (
-            threading.Lock()
-        )  # guards the policy and the index; taken inside the account's lock, never around it
+        self._lock = threading.Lock()
         self._index: dict[ObjectKey, int] = {}  # bytes taken from the capacity
+        self._hidden: set[ObjectKey] = set()  # deleted, in a directory that is read-only
         self._folders: set[str] = set()
-        self._account: Account | None = None  # None: read-only
+        self._account: Account | None = None  # None: read-only, or not open
         self._capacity = 0
 
     # -- the storage interface ---------------------------------------------------------------------------------------
 
     def open(self) -> None:
+        remedy = "name another with `path`, or give this user read and write access to it"
         try:
             os.makedirs(self._root, 0o700, exist_ok=True)
             os.listdir(self._root)
         except OSError as error:
-            raise StorageError(
-                f"the directory {self._root} cannot be used ({error.strerror}): name another with `path`, or give this "
-                "user read and write access to it"
-            ) from error
+            raise StorageError(f"the directory {self._root} cannot be used ({error.strerror}): {remedy}") from error
         try:
             self._account = Account(self._root)
         except OSError as error:
-            if error.errno not in (*_READ_ONLY, *_FULL):
-                raise StorageError(f"{self._root}: {error.strerror}") from error
+            if _KINDS.get(error.errno or 0) not in ("full", "read_only"):
+                raise StorageError(f"{self._root}: {error.strerror}: {remedy}") from error
             self._log.warning("%s is not writable (%s): objects are loaded, none is stored", self._root, error.strerror)
-        held = self._rescan()
-        stat = os.statvfs(self._root)
-        self._capacity = capacity_bytes(self._config.capacity, stat.f_bavail * stat.f_frsize, held)
-        if self._account is not None:
-            self._account.start(lambda: sum(self._index.values()))
-            self._probe_direct()
-            with self._account.locked():
-                self._make_room(0)
+        try:
+            with self._account.locked() if self._account is not None else contextlib.nullcontext():
+                held = self._rescan(report=True)
+                space = os.statvfs(self._root)
+                self._capacity = capacity_bytes(self._config.capacity, space.f_bavail * space.f_frsize, held)
+                if self._account is not None:
+                    self._insist_on_direct(self._account)
+                    self._make_room(0, self._account)
+        except OSError as error:
+            raise StorageError(f"{error.filename or self._root}: {error.strerror}: {remedy}") from error
 
     def close(self) -> None:
-        if self._account is not None:
-            account, self._account = self._account, None
-            account.close()
+        account, self._account = self._account, None
+        if account is not None:
+            self._close_account(account)
 
     def exists(self, keys: Sequence[ObjectKey]) -> list[bool]:
         index = self._index
         return [key in index or self._found(key) for key in keys]
 
     def load(self, items: Sequence[Item]) -> list[LoadOutcome]:
-        outcomes = [self._load(item) for item in items]
-        with self._lock:  # from the tail of the prefix to its head, as policies expect
-            self._policy.touch([i.key for i, o in zip(items, outcomes, strict=True) if isinstance(o, Loaded)][::-1])
+        now_ns = time.time_ns()
+        outcomes = [self._load(item, now_ns - i) for i, item in enumerate(items)]
+        used = [i.key for i, o in zip(items, outcomes, strict=True) if isinstance(o, Loaded)]
+        for key in used:
+            if key not in self._index:  # another process's object, or one that is gone by now
+                self._found(key)
+        with self._lock:
+            self._policy.touch(used[::-1])  # policies want the tail of a prefix before its head
         return outcomes
 
     def store(self, items: Sequence[Item]) -> list[StoreOutcome]:
-        return [self._store(item) for item in items]
+        now_ns = time.time_ns()
+        outcomes = [self._store(item, now_ns - i) for i, item in enumerate(items)]
+        with self._lock:
+            self._policy.touch([i.key for i, o in zip(items, outcomes, strict=True) if o is STORED][::-1])
+        return outcomes
 
     def delete(self, keys: Sequence[ObjectKey]) -> None:
-        with self._exclusively() as account:
+        if self._account is None:
             with self._lock:
-                self._policy.remove(keys)
-            for key in keys:
-                self._unlink(key, account)
+                self._hidden.update(keys)
+                self._forget(keys)
+            return
+        try:
+            with self._account.locked():
+                for key in keys:
+                    self._unlink(key, self._account)
+        except OSError as error:
+            raise StorageError(f"{self._root}: {error.strerror}") from error
 
     def list(self) -> Iterator[Entry]:
         for found in scan(self._root, Foreign()):
             yield Entry(found.key, found.nbytes)
 
     def usage(self) -> Usage:
-        nbytes = self._account.used if self._account is not None else sum(self._index.values())
+        account = self._account
+        nbytes = account.used if account is not None else sum(self._index.values())
         return Usage(nbytes, len(self._index), self._capacity)
 
     def ping(self) -> None:
         try:
-            os.statvfs(self._root)
+            os.stat(self._root)
         except OSError as error:
             raise StorageError(f"{self._root}: {error.strerror}") from error
 
     # -- loading -----------------------------------------------------------------------------------------------------
 
-    def _load(self, item: Item) -> LoadOutcome:
+    def _load(self, item: Item, now_ns: int) -> LoadOutcome:
         path = object_path(self._root, item.key)
         try:
-            fd, direct = self._open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            self._lost(item.key)
-            return MISSING
+            # a foreign pipe of that name would block for ever, a foreign link lead anywhere
+            fd, direct = self._open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                with self._lock:
+                    self._forget([item.key])
+                return MISSING
             return Failed(f"{path}: {error.strerror}")
         try:
-            nbytes = os.fstat(fd).st_size
-            if nbytes == 0:
-                self.delete([item.key])
+            status = os.fstat(fd)
+            if not (stat.S_ISREG(status.st_mode) and status.st_size) or item.key in self._hidden:
                 return MISSING
-            if nbytes > item.nbytes:
-                return Failed(f"{path} has {nbytes} bytes, room for {item.nbytes}", "too_large")
-            done, _ = read_object(fd, item.buffers, nbytes, direct=direct)
+            if status.st_size > item.nbytes:
+                return Failed(f"{path} has {status.st_size} bytes, room for {item.nbytes}", "too_large")
+            done, went_direct = read_object(fd, item.buffers, status.st_size, direct=direct)
+            if direct and not went_direct:
+                self._no_direct()
             with contextlib.suppress(OSError):  # keeps the order of use over a restart
-                os.utime(fd, ns=(time.time_ns(), os.fstat(fd).st_mtime_ns))
+                os.utime(fd, ns=(now_ns, status.st_mtime_ns))
             return Loaded(done)
         except OSError as error:
             return Failed(f"{path}: {error.strerror}")
@@ -150,8 +175,10 @@ class DiskStorage(BlockingStorage):
 
     def _found(self, key: ObjectKey) -> bool:
         """Is there a file that another process has put there?"""
+        if key in self._hidden:
+            return False
         try:
-            nbytes = os.stat(object_path(self._root, key), follow_symlinks=False).st_size
+            nbytes = size_on_disk(object_path(self._root, key))
         except OSError:
             return False
         if nbytes:
@@ -160,141 +187,169 @@ class DiskStorage(BlockingStorage):
 
     # -- storing -----------------------------------------------------------------------------------------------------
 
-    def _store(self, item: Item) -> StoreOutcome:
+    def _store(self, item: Item, now_ns: int) -> StoreOutcome:
         account, need = self._account, occupied(item.nbytes)
         if account is None:
             return Failed(f"{self._root} is not writable", "read_only")
+        if need == 0:
+            return Failed("an empty object: an empty file is what a power loss leaves", "corrupt")
         if need > self._capacity:
             return Failed(f"an object of {item.nbytes} bytes, a capacity of {self._capacity}", "too_large")
-        with account.locked():
-            if not self._make_room(need):
-                return Failed(f"{self._root}: all {self._capacity} bytes are taken by writes in flight", "full")
-            account.reserve(need)
-        temporary = account.temporary()
         try:
-            try:
-                self._write(temporary, item)
-            except OSError as error:
-                if error.errno not in _FULL:
-                    raise
-                with account.locked():  # the file system is fuller than the capacity knows
-                    self._evict(max(need, 8 << 20))
-                self._write(temporary, item)
-            self._publish(temporary, item.key, need, account)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
             with account.locked():
-                account.cancel(need)
-            if error.errno in _FULL:
-                return Failed(f"{self._root}: {error.strerror}", "full")
-            return Failed(f"{self._root}: {error.strerror}", "read_only" if error.errno in _READ_ONLY else "io")
+                if not self._make_room(need, account):
+                    return Failed(f"{self._root}: all {self._capacity} bytes are taken by writes in flight", "full")
+                path = account.begin(need)
+                fd, direct = self._create(path, need, account)
+            try:
+                try:
+                    self._write(fd, item, now_ns, direct, account)
+                finally:
+                    os.close(fd)
+                self._publish(path, item.key, need, account)
+            except BaseException:
+                with contextlib.suppress(OSError), account.locked():
+                    account.cancel(path)
+                raise
+        except OSError as error:
+            return Failed(f"{self._root}: {error.strerror}", _KINDS.get(error.errno or 0, "io"))
         return STORED
 
-    def _write(self, path: str, item: Item) -> None:
-        fd, direct = self._open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    def _create(self, path: str, need: int, account: Account) -> tuple[int, bool]:
         try:
-            if not write_object(fd, item.buffers, direct=direct) and direct:
-                self._no_direct()
-            if self._config.fsync:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
+            return self._open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        except FileNotFoundError:  # someone has removed the directory: begin anew, with the next object
+            self._folders.clear()
+            self._account = Account(self._root)
+            self._rescan()
+            self._close_account(account)
+            raise
+        except OSError:
+            account.release(need)
+            raise
 
-    def _publish(self, temporary: str, key: ObjectKey, nbytes: int, account: Account) -> None:
-        path = object_path(self._root, key)
-        folder = os.path.dirname(path)
-        if folder not in self._folders:
-            os.makedirs(folder, 0o700, exist_ok=True)
-            self._folders.add(folder)
-        with account.locked():
-            replaced = _size(path)
-            account.commit(nbytes)
-            try:
-                os.rename(temporary, path)
-            except OSError:
-                account.reserve(nbytes)
-                account.release(nbytes)
+    def _write(self, fd: int, item: Item, now_ns: int, direct: bool, account: Account) -> None:
+        try:
+            went_direct = write_object(fd, item.buffers, direct=direct)
+        except OSError as error:
+            if error.errno not in _FULL:
                 raise
-            account.release(replaced)
-            self._know(key, nbytes)
+            with account.locked():  # the file system is fuller than the capacity knows
+                if not self._evict(max(occupied(item.nbytes), _SPARE_BYTES), account):
+                    raise
+            os.ftruncate(fd, 0)
+            went_direct = write_object(fd, item.buffers, direct=direct)
+        if direct and not went_direct:
+            self._no_direct()
+        os.utime(fd, ns=(now_ns, now_ns))
         if self._config.fsync:
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            os.fsync(fd)
+
+    def _publish(self, path: str, key: ObjectKey, nbytes: int, account: Account) -> None:
+        final = object_path(self._root, key)
+        folder = os.path.dirname(final)
+        if folder not in self._folders:
+            self._make_folder(folder)
+        with account.locked():
+            replaced = occupied(size_on_disk(final))
             try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+                os.rename(path, final)
+            except FileNotFoundError:  # someone has tidied up
+                self._make_folder(folder)
+                os.rename(path, final)
+            self._know(key, nbytes)
+            if replaced:
+                account.release(replaced)
+        if self._config.fsync:
+            _sync_folder(folder)
 
-    # -- room --------------------------------------------------------------------------------------------------------
+    def _close_account(self, account: Account) -> None:
+        try:
+            account.close()
+        except OSError as error:
+            self._log.warning("%s: %s; whoever opens it next cleans up", self._root, error.strerror)
 
-    def _make_room(self, nbytes: int) -> bool:
-        """Evict until `nbytes` more fit. Under the account's lock."""
-        assert self._account is not None
-        for attempt in range(2):
-            over = self._account.used + nbytes - self._capacity
-            if over <= 0:
-                return True
-            self._evict(over)
-            if self._account.used + nbytes <= self._capacity:
-                return True
-            if attempt == 0:
-                self._rescan()  # other processes' objects are not in this one's index
-        return False
+    def _make_folder(self, folder: str) -> None:
+        parent = os.path.dirname(folder)
+        for path in (parent, folder):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+                if self._config.fsync:
+                    _sync_folder(os.path.dirname(path))
+        self._folders.add(folder)
 
-    def _evict(self, nbytes: int) -> None:
-        assert self._account is not None
+    # -- room: under the account's lock ------------------------------------------------------------------------------
+
+    def _make_room(self, nbytes: int, account: Account) -> bool:
+        """Evict until `nbytes` more fit."""
+        over = account.used + nbytes - self._capacity
+        if over > 0 and self._evict(over, account) < over:
+            self._rescan()  # other processes' objects are not in this one's index
+            over = account.used + nbytes - self._capacity
+            return over <= 0 or self._evict(over, account) >= over
+        return True
+
+    def _evict(self, nbytes: int, account: Account) -> int:
+        """Give up at least `nbytes`, or all there is; how many bytes that freed."""
         freed = 0
         while freed < nbytes:
             with self._lock:
-                victims = self._policy.evict(nbytes - freed, _never)
+                victims = [k for k in self._policy.evict(nbytes - freed, _never) if isinstance(k, ObjectKey)]
             if not victims:
-                return
-            for key in victims:
-                assert isinstance(key, ObjectKey)
-                freed += self._unlink(key, self._account)
-
-    def _unlink(self, key: ObjectKey, account: Account) -> int:
-        """Remove an object; how many bytes that gave back. Under the account's lock."""
-        path = object_path(self._root, key)
-        freed = _size(path)
-        with self._lock:
-            self._index.pop(key, None)
-        try:
-            os.unlink(path)
-        except OSError:
-            return 0
-        account.release(freed)
+                break
+            for i, key in enumerate(victims):
+                try:
+                    freed += self._unlink(key, account)
+                except OSError:
+                    with self._lock:
+                        self._policy.insert(victims[i:], [self._index.get(k, BLOCK_BYTES) for k in victims[i:]])
+                    raise
         return freed
 
-    # -- the index ---------------------------------------------------------------------------------------------------
+    def _unlink(self, key: ObjectKey, account: Account) -> int:
+        """Remove an object; how many bytes that gave back."""
+        path = object_path(self._root, key)
+        freed = occupied(size_on_disk(path))
+        if freed:
+            os.unlink(path)
+        with self._lock:
+            self._forget([key])
+        if freed:
+            account.release(freed)
+        return freed
 
-    def _rescan(self) -> int:
-        """Bring the index in line with the directory; the bytes it holds."""
+    def _rescan(self, *, report: bool = False) -> int:
+        """Bring index and account in line with the directory; the bytes it holds."""
         foreign = Foreign()
-        found: list[Found] = sorted(scan(self._root, foreign), key=lambda f: f.used_ns)
-        if foreign.count:
+        found = sorted(scan(self._root, foreign), key=lambda f: f.used_ns)
+        if foreign.count and report:
             self._log.warning(
                 "%d foreign files in %s are left alone, such as %s", foreign.count, self._root, foreign.example
             )
         sizes = {f.key: occupied(f.nbytes) for f in found}
         with self._lock:
             gone = [k for k in self._index if k not in sizes]
-            new = [f.key for f in found if f.key not in self._index]
+            new = [k for k in sizes if k not in self._index]
             self._policy.remove(gone)
             self._policy.insert(new, [sizes[k] for k in new])
             self._index = sizes
-        return sum(sizes.values())
+        held = sum(sizes.values())
+        if self._account is not None:
+            self._account.recount(held)
+        return held
+
+    # -- the index ---------------------------------------------------------------------------------------------------
 
     def _know(self, key: ObjectKey, nbytes: int) -> None:
         with self._lock:
             self._index[key] = nbytes
             self._policy.insert([key], [nbytes])
 
-    def _lost(self, key: ObjectKey) -> None:
-        """Another process has removed the object."""
-        with self._lock:
-            if self._index.pop(key, None) is not None:
-                self._policy.remove([key])
+    def _forget(self, keys: Sequence[ObjectKey]) -> None:
+        """Under `_lock`."""
+        self._policy.remove(keys)
+        for key in keys:
+            self._index.pop(key, None)
 
     # -- files -------------------------------------------------------------------------------------------------------
 
@@ -306,43 +361,43 @@ class DiskStorage(BlockingStorage):
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
+                with contextlib.suppress(FileNotFoundError):
+                    if flags & os.O_EXCL:  # some kernels make the file before they refuse
+                        os.unlink(path)
                 self._no_direct()
         return os.open(path, flags | os.O_CLOEXEC, 0o600), False
 
     def _no_direct(self) -> None:
         if self._direct:
             self._direct = False
-            self._log.info("%s does not do O_DIRECT: the page cache is used", self._root)
+            self._log.warning("%s does not do O_DIRECT: the page cache is used", self._root)
 
-    def _probe_direct(self) -> None:
+    def _insist_on_direct(self, account: Account) -> None:
+        """With `direct: on`, write a page to see."""
         if self._config.direct != "on":
             return
-        assert self._account is not None
-        path = self._account.temporary()
+        self._make_room(BLOCK_BYTES, account)
+        path = account.begin(BLOCK_BYTES)
+        fd, went_direct = self._create(path, BLOCK_BYTES, account)
         try:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT | os.O_CLOEXEC, 0o600))
+            went_direct = went_direct and write_object(fd, [memoryview(bytes(BLOCK_BYTES))], direct=True)
         except OSError as error:
-            raise StorageError(f"{self._root} does not do O_DIRECT ({error.strerror}): set `direct: auto`") from error
+            if error.errno not in _FULL:  # a full disk is no reason not to start
+                raise
         finally:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-
-    @contextlib.contextmanager
-    def _exclusively(self) -> Iterator[Account]:
-        account = self._account
-        if account is None:
-            raise StorageError(f"{self._root} is not writable")
-        with account.locked():
-            yield account
+            os.close(fd)
+            account.cancel(path)
+        if not went_direct:
+            raise StorageError(f"{self._root} does not do O_DIRECT: set `direct: auto`, or name another `path`")
 
 
 def _never(key: object) -> bool:
     return False
 
 
-def _size(path: str) -> int:
-    """Bytes that the file at `path` takes from the capacity; 0 when there is none."""
+def _sync_folder(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        return occupied(os.stat(path, follow_symlinks=False).st_size)
-    except OSError:
-        return 0
+        os.fsync(fd)
+    finally:
+        os.close(fd)

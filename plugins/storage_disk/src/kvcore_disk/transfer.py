@@ -2,10 +2,9 @@
 
 O_DIRECT moves whole blocks between the device and the caller's memory. The file offset and the length are kept at
 multiples of a page here: the last, partial page goes through a page of our own in the same system call, and the file is
-cut to its length afterwards. Whether the *memory* is aligned well enough is for the kernel to say (it depends on
-the device): it answers EINVAL before it moves anything, and the object goes through an aligned bounce buffer instead. EINVAL
-again means that the file system does not do O_DIRECT after all: the flag is taken off and the object goes
-through the page cache.
+cut to its length afterwards. Whether the *memory* is aligned well enough is for the kernel to say (it depends on the
+device): it answers EINVAL, and the object goes through an aligned bounce buffer instead. EINVAL again means that the
+file system does not do O_DIRECT after all: the flag is taken off and the object goes through the page cache.
 """
 
 import ctypes

@@ -1,0 +1,63 @@
+"""Makes disk storages for the tests, and looks at their directories past them."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kvcore.api import Context
+from kvcore.plugins import PluginSpec, Registry
+from kvcore.testing.driver import Driver
+from kvcore_disk.config import DiskConfig
+from kvcore_disk.paths import occupied
+from kvcore_disk.storage import DiskStorage
+
+CONTROL = ".kvcore"
+
+
+def make_disk(root: Path, capacity: str = "64MiB", **options: Any) -> DiskStorage:
+    """An unopened storage over `root`."""
+    registry = Registry()
+    config = DiskConfig.model_validate({"path": str(root), "capacity": capacity, **options})
+    return DiskStorage(
+        config, Context(make_eviction=lambda name: registry.create("eviction", PluginSpec(name, {}, "test")))
+    )
+
+
+def opened(root: Path, capacity: str = "64MiB", **options: Any) -> Driver:
+    """A driver over it: opens at `with`."""
+    return Driver(make_disk(root, capacity, **options))
+
+
+@contextlib.contextmanager
+def account_locked(root: Path) -> Iterator[int]:
+    """Nobody stores, evicts or publishes meanwhile; yields the count of the shared account. Bytes still flow."""
+    with open(root / CONTROL / "account", "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield int.from_bytes(file.read(8), "little")
+
+
+def files(root: Path) -> dict[str, int]:
+    """Every file below `root` but the account's own, with the bytes that it takes."""
+    found = {}
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = f"{folder}/{name}"
+            if path.startswith(f"{root}/{CONTROL}/") and not path.startswith(f"{root}/{CONTROL}/writing/"):
+                continue
+            status = os.stat(path, follow_symlinks=False)
+            found[path] = max(occupied(status.st_size), status.st_blocks * 512)
+    return found
+
+
+def held_bytes(root: Path) -> int:
+    """Bytes of all objects and unfinished writes, at one moment."""
+    with account_locked(root):
+        return sum(files(root).values())
+
+
+def unfinished(root: Path) -> list[str]:
+    """Unfinished writes."""
+    return os.listdir(root / CONTROL / "writing")

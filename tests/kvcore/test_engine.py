@@ -308,6 +308,7 @@ def test_windowed_groups_need_only_the_window_before_the_end(engine: CacheEngine
     assert space.chunk_tokens == 32
     keys = hashes(12)
     put(engine, space, keys, groups=2)
+    engine.drain()
     windowed = engine.object_space(space, 1)
     with engine.l1._lock:  # the window's objects of the front are gone, as after eviction
         engine.l1._settle()

@@ -39,7 +39,7 @@ class StorageManager:
         self.metrics = metrics
         self.hooks = registry.use_hooks(config.hooks)
         self._registry = registry
-        self._closed = False
+        self.closed = False
         self._decoders: dict[str, Serde | None] = {}
         self.loop = LoopThread("kvcore-io")
         self.threads = Threads("kvcore-codec", max(1, min(4, os.cpu_count() or 1)))
@@ -64,9 +64,9 @@ class StorageManager:
 
     def close(self) -> None:
         """Write out what waits (for a bounded time), then close tiers, threads and the arena. Idempotent."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         try:
             self.loop.submit(self._close_tiers()).result()
         finally:

@@ -192,6 +192,8 @@ class CacheEngine:
         with self._lock:
             space, leases = self._plans.pop(plan_id, (None, []))
         stores, hooks = self.manager.stores, self.manager.hooks
+        if self.manager.closed:
+            return
         for group, lease in leases:
             published, read = self.l1.finish_write(lease, ok, read=stores.active)
             if not published:

@@ -10,6 +10,9 @@ from kvcore.l2.threads import PoolExhausted, Threads
 CANCEL_S = 0.2
 """How long a cancelled coroutine may take to let go of its buffers."""
 
+OPEN_S = 120.0
+"""An open may rebuild an index, which takes longer than a transfer is allowed to."""
+
 
 class DeadlineExceeded(StorageError):
     """A storage call overran its deadline. `settled` ends when the storage no longer touches the call's buffers;
@@ -32,7 +35,7 @@ class Calls:
             self._threads = Threads(f"kvcore-{name}", max(1, storage.preferred_concurrency))
 
     async def open(self) -> None:
-        await self._call(self.storage.open)
+        await self._call(self.storage.open, timeout_s=max(OPEN_S, self._timeout_s))
 
     async def close(self) -> None:
         try:
@@ -67,25 +70,26 @@ class Calls:
         entries = self.storage.list()
         return entries if asyncio.iscoroutine(entries) else list(entries)
 
-    async def _call(self, method: Callable[..., Any], *args: Any) -> Any:
+    async def _call(self, method: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> Any:
         name = getattr(method, "__name__", "a call").strip("_")
-        late = f"{self._name}: {name} took more than {self._timeout_s:g} s"
+        limit = self._timeout_s if timeout_s is None else timeout_s
+        late = f"{self._name}: {name} took more than {limit:g} s"
         if self._threads is None:
-            return await self._call_async(method, args, late)
+            return await self._call_async(method, args, limit, late)
         try:
             call = self._threads.submit(method, *args)
         except PoolExhausted as error:
             raise DeadlineExceeded(str(error)) from None
-        await asyncio.wait((call.settled,), timeout=self._timeout_s)
+        await asyncio.wait((call.settled,), timeout=limit)
         if not call.settled.done():
             in_use = self._threads.abandon(call)
             raise DeadlineExceeded(late, call.settled if in_use else None)
         return call.settled.result()
 
-    async def _call_async(self, method: Callable[..., Any], args: Sequence[Any], late: str) -> Any:
+    async def _call_async(self, method: Callable[..., Any], args: Sequence[Any], limit: float, late: str) -> Any:
         task = asyncio.ensure_future(method(*args))
         try:
-            await asyncio.wait((task,), timeout=self._timeout_s)
+            await asyncio.wait((task,), timeout=limit)
             if not task.done():
                 task.cancel()
                 await asyncio.wait((task,), timeout=CANCEL_S)

@@ -25,6 +25,7 @@ from kvcore.l2.blocking import Calls, DeadlineExceeded
 from kvcore.l2.breaker import Breaker
 from kvcore.l2.buffers import StagingPool, headers
 from kvcore.l2.codec import Codec
+from kvcore.l2.frame import HEADER_BYTES
 from kvcore.l2.threads import PoolExhausted, Threads
 from kvcore.observe import Metrics, Throttle, logger
 
@@ -229,23 +230,16 @@ class Tier:
     async def _store(self, given: Sequence[Transfer], held: Callable[[], bool]) -> Stores:
         begun = time.perf_counter()
         pages = headers(len(given))
-        try:
-            bodies, staged = await self._threads.run(self._encode, given, pages)
-        except Exception as error:  # a serde's own bug: the object is not stored, the tier is not to blame
-            self._log.warning("encode", f"tier {self.name}: encoding failed: {error!r}")
-            self._metrics.add("tier_operations", len(given), self.name, "store", "serde")
-            return Stores([Failed(f"encoding failed: {error!r}", "serde")] * len(given))
+        bodies, staged = await self._threads.run(self._encode, given, pages)
         if not held():
             return Stores([Failed("the lease ran out before the objects were encoded", "lease_expired")] * len(given))
         replaced = [t.key for t in given if t.key in self._unreadable]
         if replaced:  # a storage may keep what it has
             await self.delete(replaced)
             self._unreadable.difference_update(replaced)
-        limit = self.storage.max_object_bytes
-        items = [Item(t.key, (h, b)) for t, h, b in zip(given, pages, bodies, strict=True)]
-        fits = [limit is None or item.nbytes <= limit for item in items]
+        refused = [self._refuse(body) for body in bodies]
+        asked = [Item(t.key, (h, b)) for t, h, b, no in zip(given, pages, bodies, refused, strict=True) if no is None]
         try:
-            asked = [i for i, ok in zip(items, fits, strict=True) if ok]
             answers = await self._calls.store(asked) if asked else []
         except DeadlineExceeded as error:
             self._failed("store", len(given), error)
@@ -253,25 +247,31 @@ class Tier:
         except Exception as error:
             self._failed("store", len(given), error)
             return Stores([Failed(str(error))] * len(given))
-        too_large = Failed(f"larger than the storage's limit of {limit} bytes", "too_large")
         if asked:
             self._answered(answers)
         rest = iter(answers)
-        outcomes: list[StoreOutcome] = [next(rest) if ok else too_large for ok in fits]
-        written = sum(i.nbytes for i, o in zip(items, outcomes, strict=True) if isinstance(o, Stored))
+        outcomes: list[StoreOutcome] = [next(rest) if no is None else no for no in refused]
+        written = sum(i.nbytes for i, o in zip(asked, answers, strict=True) if isinstance(o, Stored))
         if not self.codec.plain:
             self._metrics.add("serde_bytes", sum(len(t.payload) for t in given), self.name, "in")
-            self._metrics.add("serde_bytes", sum(len(b) for b in bodies), self.name, "out")
-        del items, bodies
+            self._metrics.add("serde_bytes", sum(len(b) for b in bodies if isinstance(b, memoryview)), self.name, "out")
+        del asked, bodies
         for buffer in staged:
             self._staging.give(buffer)
         self._count("store", outcomes, written, begun)
         return Stores(outcomes)
 
-    def _encode(self, given: Sequence[Transfer], pages: Sequence[memoryview]) -> tuple[list[memoryview], list[Any]]:
-        bodies, staged = [], []
+    def _encode(
+        self, given: Sequence[Transfer], pages: Sequence[memoryview]
+    ) -> tuple[list[memoryview | Failed], list[Any]]:
+        bodies: list[memoryview | Failed] = []
+        staged = []
         for transfer, page in zip(given, pages, strict=True):
-            data = self.codec.encode(transfer.key, transfer.payload, transfer.layout, page)
+            try:
+                data = self.codec.encode(transfer.key, transfer.payload, transfer.layout, page)
+            except Exception as error:  # a serde's own bug: this object is not stored, the tier is not to blame
+                bodies.append(Failed(f"encoding failed: {error!r}", "serde"))
+                continue
             if data is not transfer.payload:
                 # page-aligned, so that a direct write needs no copy of its own
                 buffer = self._staging.take(len(data))
@@ -281,6 +281,13 @@ class Tier:
                 data = body
             bodies.append(data)
         return bodies, staged
+
+    def _refuse(self, body: memoryview | Failed) -> Failed | None:
+        """Why an encoded object is not even offered to the storage."""
+        limit = self.storage.max_object_bytes
+        if isinstance(body, Failed) or limit is None or HEADER_BYTES + len(body) <= limit:
+            return body if isinstance(body, Failed) else None
+        return Failed(f"larger than the storage's limit of {limit} bytes", "too_large")
 
     def _answered(self, outcomes: Sequence[LoadOutcome | StoreOutcome]) -> None:
         if all(isinstance(o, Failed) and o.kind not in ANSWERS for o in outcomes):

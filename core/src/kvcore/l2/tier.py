@@ -230,7 +230,10 @@ class Tier:
     async def _store(self, given: Sequence[Transfer], held: Callable[[], bool]) -> Stores:
         begun = time.perf_counter()
         pages = headers(len(given))
-        bodies, staged = await self._threads.run(self._encode, given, pages)
+        try:
+            bodies, staged = await self._threads.run(self._encode, given, pages)
+        except PoolExhausted as error:
+            return Stores([Failed(str(error), "serde")] * len(given))
         if not held():
             return Stores([Failed("the lease ran out before the objects were encoded", "lease_expired")] * len(given))
         replaced = [t.key for t in given if t.key in self._unreadable]

@@ -119,7 +119,10 @@ def write(root: str, capacity: str, seed: int, seconds: float, threads: int = 2)
             version += 1
             batch = chance.sample(range(KEYS), 2)
             storage.store(
-                [source(key_of(i), blob((seed, number, version, i), chance.randrange(MAX_BYTES)), (4096,)) for i in batch]
+                [
+                    source(key_of(i), blob((seed, number, version, i), chance.randrange(MAX_BYTES)), (4096,))
+                    for i in batch
+                ]
             )
             if chance.random() < 0.2:
                 storage.delete([key_of(chance.randrange(KEYS))])

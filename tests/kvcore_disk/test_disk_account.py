@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from disk_child import MAX_BYTES, Children, blob, is_whole, key_of
+from disk_child import Children, blob, is_whole, key_of
 from disk_place import CONTROL, account_locked, files, make_disk, opened, unfinished
 
 from kvcore.api import Failed, Loaded
@@ -36,7 +36,7 @@ def check_settled(driver: Driver, root: Path, living: int = 1) -> int:
         assert counted == sum(files(root).values())
     entries = driver.entries()
     for entry in entries:
-        room = Room(MAX_BYTES + 100)
+        room = Room(entry.nbytes + 100)
         (outcome,) = driver.load([room.item(entry.key)])
         assert outcome == Loaded(entry.nbytes)
         assert is_whole(bytes(room.view[: entry.nbytes]))
@@ -78,7 +78,8 @@ def test_killed_writers_leave_nothing_behind(tmp_path: Path, children: Children)
     caught = objects = 0
     for round_ in range(25):
         pids = [
-            children.run("write", root=str(tmp_path), capacity="3MiB", seed=round_ * 2 + i, seconds=30) for i in range(2)
+            children.run("write", root=str(tmp_path), capacity="3MiB", seed=round_ * 2 + i, seconds=30)
+            for i in range(2)
         ]
         for pid in pids:
             time.sleep(chance.uniform(0.01, 0.09))

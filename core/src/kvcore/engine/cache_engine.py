@@ -124,7 +124,8 @@ class CacheEngine:
                 if chosen and max(chosen) >= 0:
                     copies.append(Copy(g, obj.slot, generation(obj.slot), skip, chosen))
         lookup.keep()
-        self.metrics.add("hit_tokens", max(0, end * blocks - first_block) * space.spec.block_tokens)
+        loaded = [sum(len(c.blocks) for c in copies if c.group == g) for g in range(len(space.groups))]
+        self.metrics.add("hit_tokens", max(loaded) * space.spec.block_tokens)  # a window holds only the last of them
         return copies
 
     def renew(self, lookup: Lookup) -> bool:

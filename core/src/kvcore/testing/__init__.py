@@ -14,10 +14,28 @@ New mandatory tests come only in minor versions and stand in the changelog; a ne
 off by default. A test that has nothing to say about a component is skipped with its reason (`pytest -rs`).
 """
 
-from kvcore.testing.eviction import EvictionConformance
-from kvcore.testing.keys import KeyGeneratorConformance
-from kvcore.testing.memory import aligned
-from kvcore.testing.serde import SerdeConformance
-from kvcore.testing.storage import StorageConformance
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvcore.testing.eviction import EvictionConformance
+    from kvcore.testing.keys import KeyGeneratorConformance
+    from kvcore.testing.memory import aligned
+    from kvcore.testing.serde import SerdeConformance
+    from kvcore.testing.storage import StorageConformance
 
 __all__ = ["EvictionConformance", "KeyGeneratorConformance", "SerdeConformance", "StorageConformance", "aligned"]
+
+_HOMES = {
+    "EvictionConformance": "eviction",
+    "KeyGeneratorConformance": "keys",
+    "SerdeConformance": "serde",
+    "StorageConformance": "storage",
+    "aligned": "memory",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:  # pytest is imported only by those who test; `sample` is for everyone
+        return getattr(import_module(f"kvcore.testing.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

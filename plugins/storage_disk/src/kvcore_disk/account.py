@@ -77,6 +77,11 @@ class Account:
                 if self._depth == 0 and self._open:
                     fcntl.flock(self._fd, fcntl.LOCK_UN)
 
+    def check_place(self) -> None:
+        """Raise `FileNotFoundError` when someone has removed the directory: a new account is needed then."""
+        if os.fstat(self._fd).st_nlink == 0:
+            raise FileNotFoundError(errno.ENOENT, "the directory was removed")
+
     @property
     def used(self) -> int:
         """Bytes held and in flight, of all processes."""

@@ -197,10 +197,10 @@ class DiskStorage(BlockingStorage):
             return Failed(f"an object of {item.nbytes} bytes, a capacity of {self._capacity}", "too_large")
         try:
             with account.locked():
-                if not self._make_room(need, account):
-                    return Failed(f"{self._root}: all {self._capacity} bytes are taken by writes in flight", "full")
-                path = account.begin(need)
-                fd, direct = self._create(path, need, account)
+                begun = self._begin(need, account)
+            if begun is None:
+                return Failed(f"{self._root}: all {self._capacity} bytes are taken by writes in flight", "full")
+            path, fd, direct = begun
             try:
                 try:
                     self._write(fd, item, now_ns, direct, account)
@@ -215,17 +215,27 @@ class DiskStorage(BlockingStorage):
             return Failed(f"{self._root}: {error.strerror}", _KINDS.get(error.errno or 0, "io"))
         return STORED
 
-    def _create(self, path: str, need: int, account: Account) -> tuple[int, bool]:
+    def _begin(self, need: int, account: Account) -> tuple[str, int, bool] | None:
+        """Make and reserve room, and the unfinished file; its path, its descriptor, whether that is O_DIRECT.
+
+        None: there is no room.
+        """
         try:
-            return self._open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        except FileNotFoundError:  # someone has removed the directory: begin anew, with the next object
+            account.check_place()
+            if not self._make_room(need, account):
+                return None
+            path = account.begin(need)
+            try:
+                return path, *self._open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            except OSError:
+                account.release(need)
+                raise
+        except FileNotFoundError:  # someone has removed the directory: make it anew, for the next object
             self._folders.clear()
             self._account = Account(self._root)
-            self._rescan()
+            with self._account.locked():
+                self._rescan()
             self._close_account(account)
-            raise
-        except OSError:
-            account.release(need)
             raise
 
     def _write(self, fd: int, item: Item, now_ns: int, direct: bool, account: Account) -> None:
@@ -376,9 +386,10 @@ class DiskStorage(BlockingStorage):
         """With `direct: on`, write a page to see."""
         if self._config.direct != "on":
             return
-        self._make_room(BLOCK_BYTES, account)
-        path = account.begin(BLOCK_BYTES)
-        fd, went_direct = self._create(path, BLOCK_BYTES, account)
+        begun = self._begin(BLOCK_BYTES, account)
+        if begun is None:
+            return
+        path, fd, went_direct = begun
         try:
             went_direct = went_direct and write_object(fd, [memoryview(bytes(BLOCK_BYTES))], direct=True)
         except OSError as error:

@@ -9,6 +9,7 @@ import asyncio
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -53,20 +54,21 @@ def run(setting: Setting) -> list[Row]:
             nbytes = objects * OBJECT_BYTES
             write, read = _Last(limit.write), _Last(limit.read)
             peer_write, peer_read = _Last(peer.sampler("disk.store")), _Last(peer.sampler("disk.load"))
-            storage, tier = disk.storage, disk.tier
-            cases = [  # each load reads what the store before it has written
-                Case("disk.store", "GB/s", rate(storage.store, nbytes, before=disk.renew), write.take, peer_write.take),
-                Case("disk.load", "GB/s", rate(storage.load, nbytes), read.take, peer_read.take),
-                Case(
-                    "disk.tier_store",
-                    "GB/s",
-                    rate(tier.store, nbytes, before=disk.renew),
-                    write.again,
-                    peer_write.again,
-                ),
-                Case("disk.tier_load", "GB/s", rate(tier.load, nbytes), read.again, peer_read.again),
-            ]
-            return measure([case._replace(note=limit.note) for case in cases], 4 if setting.quick else 7)
+            cases = []
+            for name, way in (("disk.", disk.storage), ("disk.tier_", disk.tier)):
+                store = rate(way.store, nbytes, before=disk.renew)
+                load = rate(way.load, nbytes, before=_rest)  # reads what the store before it has written
+                cases += [
+                    Case(f"{name}store", "GB/s", store, write.take, peer_write.take, limit.note),
+                    Case(f"{name}load", "GB/s", load, read.take, peer_read.take, limit.note),
+                ]
+                write, read, peer_write, peer_read = (x.repeated() for x in (write, read, peer_write, peer_read))
+            return measure(cases, 4 if setting.quick else 7)
+
+
+def _rest() -> None:
+    """Virtual disks meter what they give over time. Each sample begins rested, as fio does after its own start-up."""
+    time.sleep(0.3)
 
 
 class _Last:
@@ -77,11 +79,16 @@ class _Last:
         self._value: float | None = None
 
     def take(self) -> float | None:
-        self._value = self._sample() if self._sample else None
+        if self._sample:
+            _rest()
+            self._value = self._sample()
         return self._value
 
-    def again(self) -> float | None:
-        return self._value
+    def repeated(self) -> "_Last":
+        """Gives what `take` gave last."""
+        again = _Last(None)
+        again.take = lambda: self._value  # type: ignore[method-assign]
+        return again
 
 
 @contextmanager
@@ -123,6 +130,7 @@ class _Disk:
         """Delete what the last round stored, and take new names."""
         self._loop.run_until_complete(self._calls.delete(self._keys))
         self._keys = [ObjectKey(b"bench".ljust(16), secrets.token_bytes(32)) for _ in self._payloads]
+        _rest()
 
     def close(self) -> None:
         self._loop.run_until_complete(self._calls.delete(self._keys))

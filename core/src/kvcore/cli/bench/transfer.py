@@ -34,7 +34,7 @@ def run(setting: Setting) -> list[Row]:
         return absent(NAMES, "torch is not installed (the engine brings it, or kvcore[torch])")
     import torch
 
-    chunks = min(8 if setting.quick else 24, available_bytes() // (8 * OBJECT_BYTES))
+    chunks = min(6 if setting.quick else 24, available_bytes() // (8 * OBJECT_BYTES))
     if chunks < 1:
         return absent(NAMES, "too little memory is available")
     threads = torch.get_num_threads()

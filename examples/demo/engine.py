@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 # Everyone computes on the same one core: left alone, vLLM binds its threads differently with and without a connector.
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0")
@@ -45,11 +44,11 @@ def main() -> None:
         for step in job["steps"]:
             while step["reset"] and not llm.reset_prefix_cache():
                 llm.generate([warm_up], SamplingParams(max_tokens=2), use_tqdm=False)
-            before = counters(llm)
+            before = counters()
             result = llm.generate([TokensPrompt(prompt_token_ids=step["prompt"])], sampling, use_tqdm=False)[0]
             time.sleep(1.1)  # the connector reports its numbers once a second, with a step
             llm.generate([warm_up], SamplingParams(max_tokens=2), use_tqdm=False)
-            after = counters(llm)
+            after = counters()
             answer = {
                 "ttft_s": result.metrics.first_token_latency,
                 "cached_tokens": result.num_cached_tokens,
@@ -60,14 +59,18 @@ def main() -> None:
             print(json.dumps(answer), file=out, flush=True)
 
 
-def counters(llm: Any) -> dict[str, float]:
-    """kvcore's counters as vLLM reports them, labels in the name."""
+def counters() -> dict[str, float]:
+    """kvcore's counters as vLLM reports them, labels in the name. Read from prometheus_client: vLLM's own
+    `LLM.get_metrics` cuts them to whole numbers."""
+    from prometheus_client import REGISTRY
+
     own = ("model_name", "engine", "engine_index")
     found: dict[str, float] = {}
-    for metric in llm.get_metrics():
-        if "kvcore" in metric.name and hasattr(metric, "value"):
-            labels = ",".join(f"{k}={v}" for k, v in sorted(metric.labels.items()) if k not in own)
-            found[f"{metric.name}{{{labels}}}" if labels else metric.name] = metric.value
+    for family in REGISTRY.collect():
+        for sample in family.samples:
+            if "kvcore" in sample.name and not sample.name.endswith("_created"):
+                labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()) if k not in own)
+                found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
     return found
 
 

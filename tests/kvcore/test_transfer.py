@@ -21,6 +21,7 @@ def tensor(kind: str, dtype: torch.dtype, heads: int, tokens: int, width: int) -
         # memory order, and the permutation that puts blocks first
         "blocks first": ((BLOCKS, heads, tokens, width), (0, 1, 2, 3)),
         "kv first": ((2, BLOCKS, tokens, heads * width // 2), (1, 0, 2, 3)),
+        "gaps between blocks": ((BLOCKS, 2, heads, tokens, width), (0, 1, 2, 3, 4)),
         "heads first": ((heads, BLOCKS, tokens, width), (1, 0, 2, 3)),
         "tokens before blocks": ((tokens, BLOCKS, heads, width), (1, 0, 2, 3)),
     }
@@ -29,7 +30,8 @@ def tensor(kind: str, dtype: torch.dtype, heads: int, tokens: int, width: int) -
     for n in memory:
         count *= n
     raw = torch.randint(0, 255, (count * dtype.itemsize,), dtype=torch.uint8)
-    return raw.view(dtype).view(memory).permute(order)
+    laid_out = raw.view(dtype).view(memory).permute(order)
+    return laid_out[:, 0] if kind == "gaps between blocks" else laid_out
 
 
 def block(layer: torch.Tensor, index: int) -> bytes:
@@ -37,7 +39,7 @@ def block(layer: torch.Tensor, index: int) -> bytes:
     return bytes(layer[index].contiguous().view(torch.uint8).reshape(-1).tolist())
 
 
-KINDS = ("blocks first", "kv first", "heads first", "tokens before blocks")
+KINDS = ("blocks first", "gaps between blocks", "kv first", "heads first", "tokens before blocks")
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Full, read-only, refusing and wrong file systems; things in the way. Loads go on, and nobody else's file is touched."""
+"""Full, read-only, refusing and wrong file systems; things in the way. Loads go on, other files are not touched."""
 
 import errno
 import fcntl

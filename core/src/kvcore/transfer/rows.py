@@ -28,6 +28,7 @@ class Rows:
         count, stride = tensor.shape[0], tensor.stride(0) * tensor.element_size()
         memory = (ctypes.c_char * ((count - 1) * stride + block_bytes)).from_address(tensor.data_ptr())
         self._rows: Any = np.ndarray((count,), dtype=f"V{block_bytes}", buffer=memory, strides=(stride,))
+        self._dense = stride == block_bytes
 
     @staticmethod
     def fits(tensor: "torch.Tensor") -> bool:
@@ -38,8 +39,10 @@ class Rows:
         """Copy the run's blocks into the rows `out`."""
         if run.consecutive:
             out[:] = self._rows[run.first_id : run.first_id + run.length]
-        else:
+        elif self._dense:
             self._rows.take(run.ids, out=out, mode="clip")  # any other mode makes numpy buffer `out`
+        else:
+            out[:] = self._rows[run.ids]  # `take` would first copy all of a layer with gaps between its blocks
 
     def scatter(self, run: Run, rows: Any) -> None:
         """Copy `rows` into the run's blocks."""

@@ -1,6 +1,6 @@
 """Time to first token in real vLLM on a CPU: kvcore beside vLLM's own prefix cache, vLLM's own offloading and LMCache.
 
-    python benchmarks/ttft.py --model DIR [--out DIR] [--prompts 3] [--tokens 6000] [--only NAME ...]
+    python benchmarks/ttft.py --model DIR [--out DIR] [--prompts 3] [--tokens 6037] [--only NAME ...]
         [--lmcache-server BIN --lmcache-path DIR]
 
 Several prompts, each asked cold, hot, and hot in a new process with the page cache emptied. The engine computes on one
@@ -164,7 +164,7 @@ def main() -> None:
     arguments.add_argument("--model", required=True, type=Path)
     arguments.add_argument("--out", default=Path("build/ttft"), type=Path)
     arguments.add_argument("--prompts", default=3, type=int)
-    arguments.add_argument("--tokens", default=6000, type=int)
+    arguments.add_argument("--tokens", default=6037, type=int)
     arguments.add_argument("--dtype", default="bfloat16")
     arguments.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
     arguments.add_argument("--lmcache-server", help="LMCache's command in its own environment")

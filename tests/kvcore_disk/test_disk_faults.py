@@ -318,14 +318,14 @@ def test_foreign_files_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureF
     foreign = [
         tmp_path / "README",
         tmp_path / name,  # an object's name, in the wrong directory
-        tmp_path / "ab" / "notes",
+        tmp_path / "a" / "notes",
         bucket / "notes.txt",
         bucket / name.upper(),
         bucket / f"{name}.tmp",
         bucket / ("0" * 32 + "-0-" + "0" * 64),  # belongs into another bucket
         tmp_path / CONTROL / "writing" / "notes",
         tmp_path / CONTROL / "live" / "notes",
-        tmp_path / "zz" / "z" / "notes",
+        tmp_path / "z" / "z" / "notes",
     ]
     for path in foreign:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,8 @@
 """Where objects lie below the root, and the scan that finds them again.
 
-    ROOT/ab/c/NAME     an object; NAME is `ObjectKey.name`, `ab/c` comes from a checksum of it (4096 directories)
-    ROOT/.kvcore/      the shared account and the temporary files (see `account`)
+    ROOT/a/b/NAME      an object; NAME is `ObjectKey.name`, `a/b` comes from a checksum of it: 256 directories, so few
+                       that an empty cache is not slow to fill; a million objects make 4,000 in each
+    ROOT/.kvcore/      the shared account and the unfinished files (see `account`)
 
 A name found on disk is believed only if a key can have written it, in the directory where it would be looked for.
 Everything else is foreign: it is counted for a report and never opened or removed.
@@ -18,8 +19,7 @@ from kvcore.api import ObjectKey
 
 CONTROL = ".kvcore"
 BLOCK_BYTES = 4096
-_FIRST = re.compile(r"[0-9a-f]{2}\Z")
-_SECOND = re.compile(r"[0-9a-f]\Z")
+_FAN = re.compile(r"[0-9a-f]\Z")
 _NOT_FOREIGN = (CONTROL, "lost+found")
 
 
@@ -51,7 +51,7 @@ def occupied(nbytes: int) -> int:
 def bucket(name: str) -> str:
     """The two directories of an object. A checksum, since hashes chosen by a key scheme need not be spread evenly."""
     crc = zlib.crc32(name.encode())
-    return f"{crc >> 24:02x}/{crc >> 20 & 15:x}"
+    return f"{crc >> 28:x}/{crc >> 24 & 15:x}"
 
 
 def object_path(root: str, key: ObjectKey) -> str:
@@ -79,11 +79,11 @@ def scan(root: str, foreign: Foreign) -> Iterator[Found]:
     for first in _entries(root):
         if first.name in _NOT_FOREIGN:
             continue
-        if not (_FIRST.match(first.name) and first.is_dir(follow_symlinks=False)):
+        if not (_FAN.match(first.name) and first.is_dir(follow_symlinks=False)):
             foreign.add(first.path)
             continue
         for second in _entries(first.path):
-            if not (_SECOND.match(second.name) and second.is_dir(follow_symlinks=False)):
+            if not (_FAN.match(second.name) and second.is_dir(follow_symlinks=False)):
                 foreign.add(second.path)
                 continue
             where = f"{first.name}/{second.name}"

@@ -4,7 +4,7 @@
 
 Ours stores and loads objects (a header page and an aligned payload, as the core gives them) through as many threads as
 the storage prefers, or as `--jobs` says. fio writes and reads as many files of an object's size, each in one block and
-with as many jobs; like ours it allocates as it writes, but its rate leaves out that files are made and closed. They take
+with as many jobs; like ours it allocates as it writes, but its rate leaves out the making of files. They take
 turns, each round in another order; a ratio is the median over the rounds, a rate the best, in GB/s of payload. Both use
 O_DIRECT, and as root the page cache is dropped before each load. Of short runs fio says too much, since it takes its
 longest job for the time of all: keep `--mib` at many objects per job.

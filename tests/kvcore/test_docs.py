@@ -57,9 +57,9 @@ def test_the_guides_plugin_passes_its_own_tests(package: Path) -> None:
 
 
 def test_the_guides_configuration_is_accepted(package: Path) -> None:
-    done = run(package, sys.executable, "-m", "kvcore.cli", "config", "check", "kvcore.yaml")
+    done = run(package, sys.executable, "-m", "kvcore", "config", "check", "kvcore.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
-    done = run(package, sys.executable, "-m", "kvcore.cli", "plugins", "show", "sqlite")
+    done = run(package, sys.executable, "-m", "kvcore", "plugins", "show", "sqlite")
     assert done.returncode == 0, done.stderr
     assert "The database file." in done.stdout
 
@@ -70,7 +70,7 @@ import hashlib, pathlib, logging
 logging.basicConfig(level=logging.INFO)
 from kvcore.engine import CacheEngine, GroupSpec, ModelSpec
 pathlib.Path("all.yaml").write_text('''
-l1: {size: 4MiB, eviction: oldest}
+l1: {size: 16MiB, eviction: oldest}
 l2: [{storage: {plugin: sqlite, path: all.db}, serde: [xor]}]
 hooks: [observer]
 ''')

@@ -1,6 +1,8 @@
 """Copies between paged KV and the arena are right byte for byte, whatever the layout."""
 
+import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +13,9 @@ from hypothesis import strategies as st
 from kvcore.api import LayoutError, ObjectLayout
 from kvcore.l1 import Arena
 from kvcore.transfer import Copy, PagedCache
+from kvcore.transfer.plan import Run
+from kvcore.transfer.tensors import Tensors
+from kvcore.transfer.windows import windows
 
 BLOCKS = 24  # of the engine
 
@@ -34,6 +39,12 @@ def tensor(kind: str, dtype: torch.dtype, heads: int, tokens: int, width: int) -
     return laid_out[:, 0] if kind == "gaps between blocks" else laid_out
 
 
+def one_allocation(layers: list[torch.Tensor], between: str) -> list[torch.Tensor]:
+    """The same layers (all contiguous and alike) as views of one allocation: each whole, or block by block."""
+    whole = torch.stack(layers, dim=0 if between == "layers" else 1)
+    return [whole[i] if between == "layers" else whole[:, i] for i in range(len(layers))]
+
+
 def block(layer: torch.Tensor, index: int) -> bytes:
     """One block's bytes by the plainest way there is."""
     return bytes(layer[index].contiguous().view(torch.uint8).reshape(-1).tolist())
@@ -47,13 +58,17 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     dtype = draw(st.sampled_from([torch.bfloat16, torch.float32, torch.uint8, torch.float8_e4m3fn]))
     heads, tokens, width = draw(st.sampled_from([(2, 4, 8), (1, 16, 6), (3, 2, 10)]))
     layers = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=3))
+    tensors = [tensor(k, dtype, heads, tokens, width) for k in layers]
+    if set(layers) == {"blocks first"} or draw(st.booleans()):
+        tensors = [tensor("blocks first", dtype, heads, tokens, width) for _ in layers]
+        tensors = one_allocation(tensors, draw(st.sampled_from(["layers", "blocks"])))
     per_object = draw(st.integers(1, 4))
     objects = []
     for _ in range(draw(st.integers(1, 4))):
         first = draw(st.integers(0, per_object - 1))
         objects.append((first, draw(st.lists(st.integers(-1, BLOCKS - 1), min_size=1, max_size=per_object - first))))
     return {
-        "layers": [tensor(k, dtype, heads, tokens, width) for k in layers],
+        "layers": tensors,
         "element": dtype.itemsize,
         "per_object": per_object,
         "objects": objects,
@@ -69,7 +84,7 @@ def arena() -> Any:
 
 
 @settings(max_examples=60, deadline=None)
-@given(case=cases(), rows=st.sampled_from([None, False]))
+@given(case=cases(), rows=st.sampled_from([None, True, False]))
 def test_every_block_lands_where_the_layout_says(arena: Arena, case: dict[str, Any], rows: bool | None) -> None:
     layers = case["layers"]
     sizes = tuple(len(block(layer, 0)) for layer in layers)
@@ -164,29 +179,82 @@ def test_groups_may_overlay_the_same_memory(arena: Arena) -> None:
     assert int(shared.count_nonzero()) == int(before[1].count_nonzero() + before[7].count_nonzero())
 
 
-def test_the_bulk_of_a_copy_runs_without_the_gil() -> None:
-    """Another Python thread goes on while a large copy runs."""
+def test_one_window_serves_layers_of_one_allocation_but_never_encloses_the_arena() -> None:
+    whole = torch.randint(0, 255, (3, BLOCKS, 4096), dtype=torch.uint8)
+    outside = memoryview(bytearray(4096 * 3))
+    assert len(windows([whole[0], whole[1], whole[2]], 1, outside) or []) == 1
+    inside = memoryview(whole[1].numpy()).cast("B")  # the arena, between the two layers
+    apart = windows([whole[0], whole[2]], 1, inside)
+    assert len(apart or []) == 2
+
+
+def test_pieces_stay_above_a_page_where_blocks_allow_it() -> None:
+    """Layers whose distance is odd must not drag each other down to tiny pieces."""
+    raw = torch.zeros(2 * BLOCKS * 8192 + 256, dtype=torch.uint8)
+    layers = [raw[at : at + BLOCKS * 8192].view(BLOCKS, 8192) for at in (0, BLOCKS * 8192 + 256)]
+    assert len(windows(layers, 1, memoryview(bytearray(16384))) or []) == 2
+
+
+@pytest.mark.parametrize("dtypes", [(torch.uint8, torch.float32), (torch.bfloat16, torch.bfloat16)])
+def test_layers_of_a_device_cross_in_one_copy(dtypes: tuple[torch.dtype, ...]) -> None:
+    """The way of devices, on a CPU: whole objects staged, parts layer by layer."""
+    layers = [torch.randint(0, 255, (BLOCKS, 6), dtype=torch.uint8).repeat(1, t.itemsize).view(t) for t in dtypes]
+    layers[0] = layers[0][:, :5] if dtypes[0] == torch.uint8 else layers[0]  # the next layer starts at an odd offset
+    sizes = [len(block(layer, 0)) for layer in layers]
+    memory = memoryview(bytearray(1024))
+    wanted = [Run(0, 0, (4, 1, 9)), Run(512, 1, (7,))]
+    Tensors(layers, 3, memory, staged=True).gather(wanted)
+    expected = bytearray(1024)
+    for run in wanted:
+        for i, layer in enumerate(layers):
+            for j, b in enumerate(run.ids, run.first):
+                at = run.base + 3 * sum(sizes[:i]) + j * sizes[i]
+                expected[at : at + sizes[i]] = block(layer, b)
+    assert bytes(memory) == bytes(expected)
+    targets = [torch.zeros_like(layer) for layer in layers]
+    Tensors(targets, 3, memory, staged=True).scatter(wanted)
+    for source, target in zip(layers, targets, strict=True):
+        for b in range(BLOCKS):
+            assert block(target, b) == (block(source, b) if b in (1, 4, 7, 9) else bytes(len(block(source, b))))
+
+
+def test_layers_that_cannot_be_written_are_refused(arena: Arena) -> None:
+    layer = torch.zeros(1, 64, dtype=torch.int32).expand(BLOCKS, 64)
+    with pytest.raises(LayoutError, match="share memory"):
+        PagedCache([[layer]], [ObjectLayout(2, 1, (256,), "int32", 4)], 0, arena)
+    with pytest.raises(LayoutError, match="0 KV groups"):
+        PagedCache([], [ObjectLayout(2, 1, (256,), "int32", 4)], 0, arena)
+
+
+@pytest.mark.parametrize("direction", ["store", "load"])
+def test_the_bulk_of_a_copy_runs_without_the_gil(direction: str) -> None:
+    """Another Python thread goes on while a large copy runs, in both directions and with few blocks."""
     arena = Arena(256 << 20)
     layer = torch.zeros(64, 4 << 20, dtype=torch.uint8)
     layout = ObjectLayout(32, 1, (4 << 20,), "uint8", 1)
     cache = PagedCache([[layer]], [layout], 0, arena)
     ids = tuple(range(62, -2, -2))
-    ticks, stop = [0], threading.Event()
+    copies = [Copy(0, 0, 0, 0, ids)]
+    getattr(cache, direction)(copies)  # faults the memory in
+    began, done = threading.Event(), threading.Event()
+    inside = 0
 
-    def tick() -> None:
-        while not stop.is_set():
-            ticks[0] += 1
-            stop.wait(0)
+    def copy() -> None:
+        began.set()
+        getattr(cache, direction)(copies)
+        done.set()
 
-    thread = threading.Thread(target=tick)
-    thread.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60)  # the GIL is handed over only by a thread that frees it
+    thread = threading.Thread(target=copy)
     try:
-        cache.store([Copy(0, 0, 0, 0, ids)])
-        before = ticks[0]
-        cache.store([Copy(0, 0, 0, 0, ids)])
-        cache.load([Copy(0, 0, 0, 0, ids)])
-        assert ticks[0] > before + 2
+        thread.start()
+        began.wait()
+        while not done.is_set():
+            inside += 1
+            time.sleep(0.001)
     finally:
-        stop.set()
+        sys.setswitchinterval(interval)
         thread.join()
         arena.close()
+    assert inside > 2

@@ -90,7 +90,8 @@ class CacheEngine:
 
     def lookup(self, space: Space, hashes: Sequence[bytes], first: int = 0) -> Lookup:
         """Ask for the chunks `[first, len(hashes))` of a request; the engine holds those before `first` itself."""
-        lookup = Lookup(self, space, hashes, min(first, len(hashes)))
+        tables = [self.object_space(space, g) for g in range(len(space.groups))]
+        lookup = Lookup(self.manager, space, tables, hashes, min(first, len(hashes)), self._answered)
         lookup.start()
         return lookup
 
@@ -136,8 +137,7 @@ class CacheEngine:
         """End the lookup's leases. Idempotent. Call it after the copy, and on every abort."""
         lookup.release()
 
-    def answered(self, lookup: Lookup, seconds: float) -> None:
-        """Account for a finished lookup. Called by the lookup."""
+    def _answered(self, lookup: Lookup, seconds: float) -> None:
         metrics = self.metrics
         metrics.add("lookups")
         metrics.add("lookup_chunks", sum(lookup.sources.values()) + sum(lookup.misses.values()))

@@ -3,16 +3,12 @@
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
-from kvcore.control import Fetch, Want
-from kvcore.l1 import L1Object, ReadLease
+from kvcore.control import Fetch, StorageManager, Want
+from kvcore.engine.space import Space
+from kvcore.l1 import L1Object, ObjectSpace, ReadLease
 from kvcore.observe import logger
-
-if TYPE_CHECKING:
-    from kvcore.engine.cache_engine import CacheEngine
-    from kvcore.engine.space import Space
 
 _NOT_ASKED = "absent"
 
@@ -29,13 +25,25 @@ class Lookup:
         answer: what `poll` last said.
     """
 
-    def __init__(self, engine: "CacheEngine", space: "Space", hashes: Sequence[bytes], first: int) -> None:
+    def __init__(
+        self,
+        manager: StorageManager,
+        space: Space,
+        tables: Sequence[ObjectSpace],
+        hashes: Sequence[bytes],
+        first: int,
+        answered: "Callable[[Lookup, float], None]",
+    ) -> None:
+        """`tables`: L1's table of each group. `answered`: called with the lookup and its seconds, once."""
         self.space = space
         self.first = first
         self.objects: list[dict[int, L1Object]] = [{} for _ in space.groups]
         self.sources: dict[str, int] = {}
         self.misses: dict[str, int] = {}
-        self._engine = engine
+        self._manager = manager
+        self._l1 = manager.l1
+        self._tables = tables
+        self._answered = answered
         self._hashes = hashes
         self._began = time.perf_counter()
         self._leases: list[ReadLease] = []
@@ -65,7 +73,7 @@ class Lookup:
         """Start the leases' time again. False when one has ended: look up again."""
         if self._released:
             return False
-        renew = self._engine.l1.renew
+        renew = self._l1.renew
         return False not in [renew(lease) for lease in self._leases]  # every one, also after a False
 
     def wait(self, timeout_s: float) -> bool:
@@ -78,38 +86,38 @@ class Lookup:
             self._released = True
             leases, self._leases = self._leases, []
         for lease in leases:
-            self._engine.l1.end_read(lease)
+            self._l1.end_read(lease)
 
     def keep(self) -> None:
         """What was prefetched is being used: it stays resident."""
         for lease in self._leases:
-            self._engine.l1.keep(lease)
+            self._l1.keep(lease)
 
     # -- the engine's side -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Lease what is resident, and ask the tiers for the rest."""
-        l1, space, first = self._engine.l1, self.space, self.first
+        l1, space, first = self._l1, self.space, self.first
         hashes = self._hashes[first:] if first else self._hashes
         missing: list[tuple[int, int]] = []  # (group, chunk)
         if len(space.groups) == 1 and space.windows[0] is None:
-            lease = l1.reserve_read(self._engine.object_space(space, 0), hashes)
+            lease = l1.reserve_read(self._tables[0], hashes)
             found = lease.objects
             self.objects[0] = dict(zip(range(first, first + len(found)), found, strict=True))
             self._add_lease(lease, "l1")
             missing = [(0, i) for i in range(first + len(found), len(self._hashes))]
         else:
             for g in range(len(space.groups)):
-                lease, objects = l1.reserve_each(self._engine.object_space(space, g), hashes)
+                lease, objects = l1.reserve_each(self._tables[g], hashes)
                 self._add_lease(lease, "l1")
                 for i, obj in enumerate(objects, first):
                     if obj is None:
                         missing.append((g, i))
                     else:
                         self.objects[g][i] = obj
-        if missing and self._engine.manager.tiers:
+        if missing and self._manager.tiers:
             self._done = threading.Event()
-            loop = self._engine.manager.loop
+            loop = self._manager.loop
             loop.post(lambda: loop.spawn(self._run(missing)))
         else:
             self._miss(_NOT_ASKED, len(missing))
@@ -118,7 +126,7 @@ class Lookup:
     async def _run(self, missing: list[tuple[int, int]]) -> None:
         fetch = Fetch(self._arrived)
         try:
-            timeout_s = self._engine.manager.config.lookup_timeout
+            timeout_s = self._manager.config.lookup_timeout
             task = asyncio.ensure_future(self._fetch(fetch, missing))
             _, pending = await asyncio.wait((task,), timeout=timeout_s)
             if pending:
@@ -135,10 +143,8 @@ class Lookup:
         self._finish()
 
     async def _fetch(self, fetch: Fetch, missing: list[tuple[int, int]]) -> None:
-        fetcher = self._engine.manager.fetcher
-        wants = [
-            Want(self._engine.object_space(self.space, g), self._hashes[i], self.space.groups[g]) for g, i in missing
-        ]
+        fetcher = self._manager.fetcher
+        wants = [Want(self._tables[g], self._hashes[i], self.space.groups[g]) for g, i in missing]
         sources = await fetcher.locate(wants)
         there = [set(objects) for objects in self.objects]
         for (g, i), source in zip(missing, sources, strict=True):
@@ -155,7 +161,7 @@ class Lookup:
         if not lease.objects:
             return
         by_hash = self._index()
-        groups = {self._engine.object_space(self.space, g): g for g in range(len(self.space.groups))}
+        groups = {table: g for g, table in enumerate(self._tables)}
         with self._lock:
             if self._released or self.answer is not None:
                 late = True
@@ -166,8 +172,8 @@ class Lookup:
                 self._leases.append(lease)
                 self.sources[source] = self.sources.get(source, 0) + len(lease.objects)
         if late:
-            self._engine.l1.keep(lease)
-            self._engine.l1.end_read(lease)
+            self._l1.keep(lease)
+            self._l1.end_read(lease)
 
     def _index(self) -> dict[bytes, int]:
         if not hasattr(self, "_by_hash"):
@@ -212,7 +218,7 @@ class Lookup:
             else:
                 answer = self._usable(self.objects)
             self.answer = answer
-        self._engine.answered(self, time.perf_counter() - self._began)
+        self._answered(self, time.perf_counter() - self._began)
         if self._done is not None:
             self._done.set()
 

@@ -118,6 +118,27 @@ def test_the_kernel_is_asked_about_alignment_once_and_others_are_copied(
         assert driver.storage._direct  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("offset", [0, 1], ids=["pages", "bounced"])
+def test_nothing_of_another_object_is_written_behind_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offset: int
+) -> None:
+    """Whole pages are written and cut off: what was cut off is zero."""
+    behind: list[bytes] = []
+    real = os.ftruncate
+
+    def truncate(fd: int, nbytes: int) -> None:
+        behind.append(Path(f"/proc/self/fd/{fd}").read_bytes()[nbytes:])
+        real(fd, nbytes)
+
+    monkeypatch.setattr(os, "ftruncate", truncate)
+    storage = make_disk(tmp_path, direct="on")
+    storage.open()
+    for i, nbytes in enumerate((3 * 4096 - 1, 2 * 4096 + 10)):  # the second comes after a fuller page
+        assert storage.store([source(make_key(i), b"\xff" * nbytes, offset=offset)]) == [STORED]
+    storage.close()
+    assert behind == [bytes(1), bytes(4086)]
+
+
 # -- many ------------------------------------------------------------------------------------------------------------
 
 

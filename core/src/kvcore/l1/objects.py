@@ -382,6 +382,7 @@ class L1:
             self._log.warning("policy", f"the eviction policy failed: {error!r}", exc_info=True)
             return []
         if any(map(_pinned, chosen)):  # whatever a policy says, what is leased stays
+            self._notes += [(o.space.slot_bytes, [o]) for o in chosen if o.readers]
             chosen = [o for o in chosen if not o.readers]
         return chosen
 

@@ -116,15 +116,16 @@ class DiskStorage(BlockingStorage):
         return outcomes
 
     def delete(self, keys: Sequence[ObjectKey]) -> None:
-        if self._account is None:
+        account = self._account
+        if account is None:
             with self._lock:
                 self._hidden.update(keys)
                 self._forget(keys)
             return
         try:
-            with self._account.locked():
+            with account.locked():
                 for key in keys:
-                    self._unlink(key, self._account)
+                    self._unlink(key, account)
         except OSError as error:
             raise StorageError(f"{self._root}: {error.strerror}") from error
 
@@ -134,8 +135,10 @@ class DiskStorage(BlockingStorage):
 
     def usage(self) -> Usage:
         account = self._account
-        nbytes = account.used if account is not None else sum(self._index.values())
-        return Usage(nbytes, len(self._index), self._capacity)
+        if account is not None:
+            return Usage(account.used, len(self._index), self._capacity)
+        with self._lock:
+            return Usage(sum(self._index.values()), len(self._index), self._capacity)
 
     def ping(self) -> None:
         try:

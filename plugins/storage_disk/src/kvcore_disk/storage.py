@@ -228,8 +228,14 @@ class DiskStorage(BlockingStorage):
             if not self._make_room(need, account):
                 return None
             path = account.begin(need)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             try:
-                return path, *self._open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+                try:
+                    return path, *self._open(path, flags)
+                except OSError as error:  # a file system can be out of inodes with bytes to spare
+                    if error.errno not in _FULL or not self._evict(_SPARE_BYTES, account):
+                        raise
+                    return path, *self._open(path, flags)
             except OSError:
                 account.release(need)
                 raise

@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
         machine.python,
         machine.memory,
         machine.shared_memory,
+        machine.huge_pages,
         machine.locked_memory,
         _torch,
         lambda: _plugins(registry),

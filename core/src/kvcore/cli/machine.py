@@ -73,6 +73,20 @@ def shared_memory() -> Iterator[Finding]:
         yield Finding("ok", SHM, text, data=data)
 
 
+def huge_pages() -> Iterator[Finding]:
+    """Whether the arena, which asks for huge pages, gets them: copies and direct I/O are faster with them."""
+    path = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    try:
+        mode = path.read_text(encoding="ascii").split("[")[1].split("]")[0]
+    except (OSError, IndexError):
+        return  # a kernel without them
+    if mode in ("never", "deny"):
+        remedy = f"echo advise > {path}, as root: copies and direct I/O of L1 are faster then"
+        yield Finding("note", "huge pages", f"off for shared memory ({mode})", remedy, {"shmem_enabled": mode})
+    else:
+        yield Finding("ok", "huge pages", f"shared memory: {mode}", data={"shmem_enabled": mode})
+
+
 def locked_memory() -> Iterator[Finding]:
     """RLIMIT_MEMLOCK: what may be pinned by other means than CUDA's own."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)

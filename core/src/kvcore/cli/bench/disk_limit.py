@@ -35,7 +35,7 @@ def fio_limit(root: Path, block_bytes: int, blocks: int, depth: int) -> Limit:
             [
                 "fio", "--name=kv", f"--directory={folder}", f"--rw={way}", f"--bs={block_bytes}",
                 f"--size={blocks // jobs * block_bytes}", f"--numjobs={jobs}", "--thread", "--ioengine=psync",
-                "--direct=1", "--group_reporting", "--output-format=json",
+                "--direct=1", "--fallocate=none", "--group_reporting", "--output-format=json",
             ],
             capture_output=True, text=True, check=True,
         )  # fmt: skip

@@ -89,7 +89,7 @@ class Tier:
         self._metrics = metrics
         self._log = Throttle()
         self._slots = asyncio.Semaphore(max(1, storage.preferred_concurrency))
-        self._staging = StagingPool(2 * max(1, storage.preferred_concurrency))
+        self._staging = StagingPool(8 * max(1, storage.preferred_concurrency))
         self._unreadable: set[ObjectKey] = set()
         self.breaker = Breaker(self._changed)
         metrics.set("tier_open", 1, name)

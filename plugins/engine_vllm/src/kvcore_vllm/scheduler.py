@@ -16,8 +16,9 @@ from kvcore_vllm.options import Options
 from kvcore_vllm.requests import RequestState
 from kvcore_vllm.stats import Deltas, KVCoreStats
 
-IDLE_WAIT_S = 0.001
-"""How long a step that computes nothing may wait for a lookup, instead of asking again at once."""
+IDLE_WAIT_S = 0.005
+"""How long a step that computes nothing may wait for a lookup, instead of asking again at once: every empty step costs
+all processes a message, on cores that the loads need."""
 STATS_EVERY_S = 1.0
 LOST_PLAN_S = 30.0
 """A plan without an answer for so long does not keep an idle engine stepping any more."""

@@ -132,7 +132,19 @@ def lmcache_server(bench: Bench, files: Path) -> Iterator[None]:
     adapter = json.dumps({"type": "fs", "base_path": str(files)})
     command = [bench.options.lmcache_server, "server", "--host", "127.0.0.1", "--port", str(LMCACHE_PORT)]
     command += ["--http-host", "127.0.0.1", "--http-port", str(LMCACHE_HTTP), "--chunk-size", "128"]
-    command += ["--l1-size-gb", "2", "--eviction-policy", "LRU", "--disable-observability", "--l2-adapter", adapter]
+    command += [
+        "--l1-size-gb",
+        "2",
+        "--eviction-policy",
+        "LRU",
+        "--disable-observability",
+        "--supported-transfer-mode",
+        "engine_driven",
+        "--shm-name",
+        "kvcore_ttft",
+        "--l2-adapter",
+        adapter,
+    ]
     env = {**os.environ, "LMCACHE_TRACK_USAGE": "false", "PYTHONHASHSEED": "0", "LMCACHE_DISABLE_BANNER": "1"}
     with (bench.out / "lmcache.log").open("a") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=env)

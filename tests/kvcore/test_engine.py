@@ -418,6 +418,138 @@ def test_traffic_from_many_threads_keeps_every_byte_right(tmp_path: Path) -> Non
     engine.close()
 
 
+def test_a_plugin_that_blocks_the_tiers_loop_delays_no_request_for_ever(tmp_path: Path) -> None:
+    engine = opened(tmp_path, "lookup_timeout: 100ms\nl2: [{storage: memory}]\n")
+    space = engine.register(spec())
+    put(engine, space, hashes(2))
+    engine.drain()
+    engine.clear(space)
+    blocked = threading.Event()
+    engine.manager.loop.post(lambda: blocked.wait(8))
+    lookup = engine.lookup(space, hashes(2))
+    began = time.monotonic()
+    while lookup.poll() is None:
+        assert time.monotonic() - began < 5
+        time.sleep(0.01)
+    assert lookup.poll() == 0
+    blocked.set()
+    engine.release(lookup)
+    engine.close()
+
+
+@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
+def test_an_exception_that_ends_processes_does_not_end_the_tiers(tmp_path: Path, end: type[BaseException]) -> None:
+    engine = opened(tmp_path)
+    space = engine.register(spec())
+
+    async def leave() -> None:
+        raise end
+
+    engine.manager.loop.post(lambda: engine.manager.loop.spawn(leave()))
+    put(engine, space, hashes(3))
+    engine.drain()
+    engine.clear(space)
+    assert contents(engine, space, hashes(3)) == [1, 2, 3]
+    engine.close()
+
+
+def test_after_close_nothing_raises_but_what_must(tmp_path: Path) -> None:
+    engine = opened(tmp_path)
+    space = engine.register(spec())
+    keys = hashes(3)
+    put(engine, space, keys)
+    lookup = engine.lookup(space, keys)
+    plan = engine.reserve(space, hashes(1, "x"), 0, 1, [[0]])
+    engine.close()
+    assert engine.reserve(space, hashes(1, "y"), 0, 1, [[0]]).copies == []
+    engine.publish(plan.id)
+    with pytest.raises(LeaseError):
+        engine.retrieve(lookup, 0, [[0, 1, 2]])
+    engine.release(lookup)
+    assert engine.drain() == 0
+    late = engine.lookup(space, hashes(3, "z"))
+    assert late.poll() == 0
+    engine.release(late)
+
+
+def test_plans_with_odd_bounds_are_clamped(engine: CacheEngine) -> None:
+    space = engine.register(spec())
+    keys = hashes(3)
+    assert len(engine.reserve(space, keys, 0, 9, [list(range(9))]).copies) == 3
+    assert engine.reserve(space, keys, 2, 1, [list(range(9))]).copies == []
+    assert engine.lookup(space, keys, 7).poll() == 3
+    assert engine.lookup(space, [], 0).poll() == 0
+
+
+def test_a_storage_that_answers_nonsense_does_not_end_the_queue(tmp_path: Path) -> None:
+    engine = opened(tmp_path)
+    space = engine.register(spec())
+    storage = engine.manager.tiers[0].storage
+    real = storage.store
+    storage.store = lambda items: [Failed("x", []) for _ in items]  # type: ignore[arg-type]
+    put(engine, space, hashes(3, "bad"))
+    assert engine.drain() == 0
+    time.sleep(1.2)  # its circuit breaker is open for a second
+    storage.store = real
+    put(engine, space, hashes(1))  # the one call that is let through
+    assert engine.drain() == 0
+    put(engine, space, hashes(3))
+    assert engine.drain() == 0
+    engine.clear(space)
+    assert contents(engine, space, hashes(3)) == [1, 2, 3]
+    engine.close()
+
+
+@pytest.mark.parametrize("garbage", ["twice", "gone", "others", "endless"])
+def test_a_policy_that_names_garbage_costs_hits_and_nothing_else(engine: CacheEngine, garbage: str) -> None:
+    """The engine's memory stays whole: every byte right, every slot accounted for."""
+    l1, space = engine.l1, engine.register(spec())
+    real, before = l1._policy, []
+
+    class Garbage(type(real)):  # type: ignore[misc]
+        def evict(self, nbytes: int, pinned: object) -> object:
+            victims = list(super().evict(nbytes, pinned))
+            before.extend(victims)
+            if garbage == "twice":
+                return victims * 2
+            if garbage == "gone":
+                return [*victims, *before]
+            if garbage == "others":
+                return [None, 1, "x", object(), *victims]
+            return (v for _ in range(1 << 60) for v in victims or [None])
+
+    l1._policy, l1._trusted = Garbage(None, None), False
+    for i in range(20):
+        keys = hashes(12, str(i))
+        put(engine, space, keys)
+        found = contents(engine, space, keys)
+        assert found == list(range(1, len(found) + 1))
+    engine.drain()
+    usage = l1.usage()
+    assert usage["free"] + (usage["objects"] + usage["staging"]) * space.groups[0].nbytes == usage["size"]
+
+
+def test_an_engine_that_fails_to_open_leaves_nothing(tmp_path: Path) -> None:
+    def threads() -> int:
+        return sum(t.name.startswith("kvcore") for t in threading.enumerate())
+
+    path = tmp_path / "kvcore.yaml"
+    path.write_text("l1: {size: 8MiB}\nl2: [{storage: memory}]\n")
+    before = threads()
+    real = CacheEngine._serve_metrics
+    CacheEngine._serve_metrics = lambda self, port: 1 / 0  # type: ignore[method-assign, assignment]
+    try:
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                CacheEngine.open(str(path), flags={"metrics_port": 0})
+    finally:
+        CacheEngine._serve_metrics = real  # type: ignore[method-assign]
+    deadline = time.monotonic() + 5
+    while threads() > before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert threads() <= before
+
+
 def test_metrics_text_is_prometheus(engine: CacheEngine) -> None:
     space = engine.register(spec())
     put(engine, space, hashes(2))

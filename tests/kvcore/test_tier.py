@@ -1,9 +1,11 @@
 """A tier over storages that work, lie, raise and hang: never an exception, never a wrong byte, never a long wait."""
 
 import asyncio
+import contextlib
 import logging
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -671,9 +673,47 @@ def test_an_async_load_that_will_not_be_cancelled() -> None:
         assert kinds(await bench.load(2)) == ["Loaded"]
         let_go.set()
         await asyncio.wait((loads.settled,))
-        assert into == payload(1)
+        assert into == bytes(NBYTES)  # what comes late lands in a staging buffer, never in the slot
 
     run(main())
+
+
+def test_an_async_load_on_a_thread_never_writes_into_the_slot_after_the_deadline() -> None:
+    async def main() -> None:
+        let_go = threading.Event()
+
+        class OnThreads(AsyncStorage):
+            async def load(self, items: Any) -> Any:
+                def late() -> None:
+                    let_go.wait(10)
+                    for item in items:
+                        for buffer in item.buffers:
+                            buffer[:] = b"\xff" * len(buffer)
+
+                await asyncio.to_thread(late)
+                return []
+
+        bench = Bench(OnThreads(), timeout_s=TIMEOUT_S)
+        into = memoryview(bytearray(NBYTES))
+        assert kinds((await bench.tier.load([Transfer(key(1), into, LAYOUT)])).outcomes) == ["timeout"]
+        let_go.set()
+        await asyncio.sleep(0.3)
+        assert into == bytes(NBYTES)
+
+    run(main())
+
+
+@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
+def test_an_async_storage_that_ends_the_process_is_a_failed_call(end: type[BaseException]) -> None:
+    async def main() -> None:
+        async def leave() -> None:
+            raise end
+
+        bench = Bench(AsyncStorage(lambda method: leave()), timeout_s=TIMEOUT_S)
+        assert kinds(await bench.load(1)) == ["io"]
+
+    with contextlib.suppress(end):  # asyncio also hands it to whoever runs the loop; kvcore's own goes on
+        run(main())
 
 
 def test_exhaustion_and_recovery() -> None:

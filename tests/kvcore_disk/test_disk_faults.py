@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import socket
 import stat
 import subprocess
 from collections.abc import Callable
@@ -62,6 +63,47 @@ def test_a_file_system_smaller_than_the_capacity(mounted: Mount, kind: str, dire
         assert unfinished(root) == []
         with account_locked(root) as counted:
             assert counted == sum(files(root).values())
+
+
+@pytest.mark.timeout(30)
+def test_the_folder_of_unfinished_writes_was_tidied_away(tmp_path: Path) -> None:
+    """A cleaner of empty directories costs one object, and neither this storage nor another hangs."""
+    with opened(tmp_path / "objects", "1GiB") as driver:
+        assert put(driver, 1) == STORED
+        shutil.rmtree(tmp_path / "objects" / CONTROL / "writing")
+        outcomes = [put(driver, i) for i in (2, 3, 4)]
+        assert outcomes[1:] == [STORED, STORED]
+        with opened(tmp_path / "objects", "1GiB") as other:
+            assert get(other, 1) is not None
+            assert put(other, 5) == STORED
+
+
+@pytest.mark.parametrize("what", ["empty", "directory", "socket"])
+def test_an_object_replaced_by_something_else_is_stored_again(tmp_path: Path, what: str) -> None:
+    root = tmp_path / "objects"
+    with opened(root, "1GiB") as driver:
+        assert put(driver, 1) == STORED
+        path = place(root, 1)
+        path.unlink()
+        if what == "empty":
+            path.touch()
+        elif what == "directory":
+            path.mkdir()
+        else:
+            listener = socket.socket(socket.AF_UNIX)
+            here = os.getcwd()
+            os.chdir(path.parent)  # a socket's path is short
+            try:
+                listener.bind("s")
+                os.rename("s", path.name)
+            finally:
+                os.chdir(here)
+                listener.close()
+        assert get(driver, 1) is None
+        assert driver.exists([key_of(1)]) == [False]
+        if what != "directory":
+            assert put(driver, 1) == STORED
+            assert get(driver, 1) is not None
 
 
 def test_a_file_system_out_of_inodes(mounted: Mount) -> None:

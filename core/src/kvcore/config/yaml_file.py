@@ -22,16 +22,16 @@ class _TooMuchError(Exception):
 
 def read_file(path: str) -> tuple[Tree, list[Fault]]:
     """The tree of a file. Never raises for what is in the file or for a file that cannot be read: those are faults."""
-    file = FilePath(path).expanduser()
     try:
+        file = FilePath(path).expanduser()
         if file.is_dir():
             return Tree(), [Fault(path, "", "is a directory: give the path of a YAML file")]
         with file.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return Tree(), [Fault(path, "", "does not exist")]
-    except OSError as e:
-        return Tree(), [Fault(path, "", f"cannot be read: {e.strerror or e}")]
+    except (OSError, RuntimeError, ValueError) as e:  # also `~nobody` and a NUL in the name
+        return Tree(), [Fault(path, "", f"cannot be read: {getattr(e, 'strerror', None) or e}")]
     if len(data) > MAX_BYTES:
         return Tree(), [Fault(path, "", f"is larger than {MAX_BYTES // 1024} KiB: this is no configuration")]
     try:

@@ -7,7 +7,12 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from kvcore.observe import logger
+
 T = TypeVar("T")
+
+CLOSE_S = 5.0
+"""How long `close` waits for a loop that a plugin blocks."""
 
 
 class LoopThread:
@@ -15,6 +20,7 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._thread.start()
@@ -39,13 +45,21 @@ class LoopThread:
         """Cancel what still runs and stop the loop. Idempotent."""
         if self._loop.is_closed():
             return
+        self._stopping = True
         self.post(self._loop.stop)
-        self._thread.join()
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            logger.warning("a plugin blocks the event loop of the tiers: it is left behind")
+            return
         self._loop.close()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        while not self._stopping:
+            try:
+                self._loop.run_forever()
+            except BaseException:  # a plugin's SystemExit or KeyboardInterrupt ends its task, not everyone's loop
+                logger.exception("a task ended with an exception that ends processes; the tiers go on")
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         self._loop.run_until_complete(asyncio.sleep(0))

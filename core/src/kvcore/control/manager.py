@@ -19,6 +19,7 @@ from kvcore.plugins import PluginSpec, Registry
 DRAIN_S = 10.0
 """How long `close` waits for the tiers to take what L1 still owes them."""
 REAP_S = 1.0
+CLOSE_TIERS_S = 20.0
 MIN_AUTO_BYTES = 64 << 20
 
 
@@ -68,7 +69,9 @@ class StorageManager:
             return
         self.closed = True
         try:
-            self.loop.submit(self._close_tiers()).result()
+            self.loop.submit(self._close_tiers()).result(DRAIN_S + CLOSE_TIERS_S)
+        except TimeoutError:
+            logger.warning("a tier did not close in time: it is left behind")
         finally:
             self.threads.close()
             self.loop.close()

@@ -11,7 +11,7 @@ from kvcore.api import Failed, ObjectEvent, ObjectLayout, Stored
 from kvcore.control.loop import LoopThread
 from kvcore.l1 import L1, L1Object, ReadLease
 from kvcore.l2 import Stores, Tier, Transfer
-from kvcore.observe import Metrics
+from kvcore.observe import Metrics, logger
 
 
 class _Job:
@@ -66,7 +66,7 @@ class StoreController:
         waiting = [q.idle.wait() for q in self._queues]
         if waiting:
             await asyncio.wait([asyncio.ensure_future(w) for w in waiting], timeout=timeout_s)
-        return sum(len(objects) for q in self._queues for _, objects in q.jobs)
+        return sum(q.pending for q in self._queues)
 
     def _enqueue(self, job: _Job) -> None:
         for queue in self._queues:
@@ -84,6 +84,8 @@ class _Queue:
 
     def __init__(self, controller: StoreController, tier: Tier, limit: int) -> None:
         self.jobs: deque[tuple[_Job, list[L1Object]]] = deque()
+        self.pending = 0
+        """Objects queued or being written."""
         self.idle = asyncio.Event()
         self.idle.set()
         self._controller = controller
@@ -110,6 +112,7 @@ class _Queue:
         pieces = [taken[at : at + size] for at in range(0, len(taken), size)]
         job.open_ends += len(pieces) - 1
         self._account(nbytes * len(taken))
+        self.pending += len(taken)
         self.jobs.extend((job, piece) for piece in pieces)
         self.idle.clear()
         while self._running < min(self._workers, len(self.jobs)):
@@ -122,7 +125,10 @@ class _Queue:
                 job, objects = self.jobs.popleft()
                 try:
                     await self._write(job, objects)
+                except Exception:  # a plugin's fault: these objects stay in L1 only, the queue goes on
+                    logger.exception("tier %s: a store failed", self._tier.name)
                 finally:
+                    self.pending -= len(objects)
                     self._account(-objects[0].space.nbytes * len(objects))
         finally:
             self._running -= 1

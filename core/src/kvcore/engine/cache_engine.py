@@ -65,7 +65,12 @@ class CacheEngine:
         """
         registry = registry_from_env()
         config = load_config(path, flags=dict(flags or {}), registry=registry)
-        return cls(StorageManager(config, registry, Metrics()), name)
+        manager = StorageManager(config, registry, Metrics())
+        try:
+            return cls(manager, name)
+        except BaseException:
+            manager.close()
+            raise
 
     def register(self, spec: ModelSpec) -> Space:
         """Give a model its space. Raises `LayoutError` or `ConfigError` for a model that cannot be cached as asked."""
@@ -105,6 +110,8 @@ class CacheEngine:
         `release` the lookup when every rank has copied. Raises `LeaseError` when the leases have ended: then nothing
         that was promised can be had any more, and the engine must compute it.
         """
+        if self.manager.closed:
+            raise LeaseError("the cache is closed")
         promised = lookup.answer
         end = lookup.poll()
         if end is None or end < (promised or 0):
@@ -124,6 +131,8 @@ class CacheEngine:
                 chosen = tuple(ids[i * blocks + skip : (i + 1) * blocks])
                 if chosen and max(chosen) >= 0:
                     copies.append(Copy(g, obj.slot, generation(obj.slot), skip, chosen))
+        if not lookup.renew():  # a pause longer than the lease, in the midst of this
+            raise LeaseError("the lookup's leases have ended")
         lookup.keep()
         loaded = [sum(len(c.blocks) for c in copies if c.group == g) for g in range(len(space.groups))]
         self.metrics.add("hit_tokens", max(loaded) * space.spec.block_tokens)  # a window holds only the last of them
@@ -158,6 +167,9 @@ class CacheEngine:
         the engine no longer holds (a negative id). `publish` the plan when every rank has copied.
         """
         blocks = space.chunk_blocks
+        last = min(last, len(hashes))
+        if self.manager.closed or first >= last:
+            return StorePlan(0, [], {})
         generation = self.l1.arena.generation  # cannot change while leased
         copies: list[Copy] = []
         leases: list[tuple[int, WriteLease]] = []
@@ -213,6 +225,8 @@ class CacheEngine:
 
     def drain(self, timeout_s: float = 10.0) -> int:
         """Wait until the tiers have taken what waits; the number of objects still waiting at the deadline."""
+        if self.manager.closed:
+            return 0
         return self.manager.loop.submit(self.manager.stores.drain(timeout_s)).result()
 
     @property

@@ -11,6 +11,8 @@ from kvcore.l1 import L1Object, ObjectSpace, ReadLease
 from kvcore.observe import logger
 
 _NOT_ASKED = "absent"
+SLACK_S = 1.0
+"""How much later than `lookup_timeout` a lookup gives up by itself, when its timer on the tiers' loop did not fire."""
 
 
 class Lookup:
@@ -46,6 +48,7 @@ class Lookup:
         self._answered = answered
         self._hashes = hashes
         self._began = time.perf_counter()
+        self._give_up = self._began + manager.config.lookup_timeout + SLACK_S
         self._leases: list[ReadLease] = []
         self._lock = threading.Lock()
         self._released = False
@@ -58,6 +61,12 @@ class Lookup:
         Each poll renews the leases; when they ran out before it, the answer becomes `first`: nothing.
         """
         answer = self.answer
+        if answer is None and (self._manager.closed or time.perf_counter() > self._give_up):
+            # Whatever holds the tiers' loop, a request goes on: a plugin that blocks it, a closed cache.
+            with self._lock:
+                answer = self.answer = self.first if self.answer is None else self.answer
+            self._miss("stalled", 1)
+            self.release()
         if answer is not None and answer > self.first and not self.renew():
             self.answer = answer = self.first
             self._miss("lease_expired", len(self._hashes) - self.first)
@@ -135,7 +144,7 @@ class Lookup:
                 fetch.lost("lookup_timeout")
             else:
                 task.result()
-        except Exception:
+        except BaseException:
             logger.exception("a lookup failed; it counts as a miss")
             fetch.lost("internal")
         for reason, count in fetch.reasons.items():
@@ -217,6 +226,8 @@ class Lookup:
                 answer = self.first + len(self.objects[0])
             else:
                 answer = self._usable(self.objects)
+            if self.answer is not None:
+                return  # given up meanwhile
             self.answer = answer
         self._answered(self, time.perf_counter() - self._began)
         if self._done is not None:

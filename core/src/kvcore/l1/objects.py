@@ -14,8 +14,8 @@ found. The policy hears of uses in batches, when it is needed: a lookup only not
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from itertools import repeat
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import islice, repeat
 from operator import attrgetter
 from typing import Any
 
@@ -117,6 +117,7 @@ class L1:
         self.lease_s = lease_s
         self._allocator = Allocator(arena.size)
         self._policy = policy
+        self._trusted = type(policy).__module__.startswith("kvcore.builtin.")  # proven by their tests; checks cost
         self._on_evict = on_evict
         self._clock = clock
         self._lock = threading.Lock()
@@ -378,6 +379,8 @@ class L1:
         self._settle()
         try:
             chosen: list[Any] = self._policy.evict(need, _pinned)
+            if not self._trusted:
+                chosen = self._checked(chosen)
         except Exception as error:
             self._log.warning("policy", f"the eviction policy failed: {error!r}", exc_info=True)
             return []
@@ -385,6 +388,12 @@ class L1:
             self._notes += [(o.space.slot_bytes, [o]) for o in chosen if o.readers]
             chosen = [o for o in chosen if not o.readers]
         return chosen
+
+    def _checked(self, chosen: Iterable[Any]) -> list[L1Object]:
+        """What a policy from elsewhere named, less what is not, or no longer, a resident object."""
+        most = sum(len(s.objects) for s in self._spaces.values())
+        named = dict.fromkeys(islice(chosen, most))
+        return [o for o in named if isinstance(o, L1Object) and o.space.objects.get(o.chunk_hash) is o]
 
     def _drop(self, objects: Collection[L1Object]) -> None:
         for space, some in self._by_space(objects):

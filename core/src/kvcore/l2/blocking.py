@@ -99,6 +99,8 @@ class Calls:
         except asyncio.CancelledError:
             task.cancel()
             raise
+        if not task.cancelled() and isinstance(task.exception(), SystemExit | KeyboardInterrupt):
+            raise StorageError(f"{self._name}: {task.exception()!r} from the storage")
         if task.cancelled():
             raise StorageError(f"{self._name}: the call was cancelled by the storage itself")
         return task.result()

@@ -169,8 +169,11 @@ class Tier:
     async def _load(self, wanted: Sequence[Transfer]) -> Loads:
         begun = time.perf_counter()
         pages = headers(len(wanted))
+        # An asyncio storage may have handed the buffers to a thread that outlives its cancellation: such a thread
+        # must never write into a slot that has been given to another object.
+        in_place = self.codec.plain and (self.storage.zero_copy or isinstance(self.storage, BlockingStorage))
         room = [self.codec.max_encoded_bytes(len(t.payload)) for t in wanted]
-        staged = [] if self.codec.plain else [self._staging.take(n) for n in room]
+        staged = [] if in_place else [self._staging.take(n) for n in room]
         bodies = (
             [memoryview(b)[:n] for b, n in zip(staged, room, strict=True)] if staged else [t.payload for t in wanted]
         )
@@ -309,7 +312,7 @@ class Tier:
         for outcome in outcomes:
             kind = "ok"
             if isinstance(outcome, Failed):
-                kind = outcome.kind
+                kind = str(outcome.kind)
                 self._log.warning(f"{op} {kind}", f"tier {self.name}: {op} failed: {outcome.reason}")
             elif isinstance(outcome, Missing):
                 kind = "missing"

@@ -154,7 +154,7 @@ class DiskStorage(BlockingStorage):
             # a foreign pipe of that name would block for ever, a foreign link lead anywhere
             fd, direct = self._open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR):
                 with self._lock:
                     self._forget([item.key])
                 return MISSING
@@ -162,6 +162,8 @@ class DiskStorage(BlockingStorage):
         try:
             status = os.fstat(fd)
             if not (stat.S_ISREG(status.st_mode) and status.st_size) or item.key in self._hidden:
+                with self._lock:
+                    self._forget([item.key])
                 return MISSING
             if status.st_size > item.nbytes:
                 return Failed(f"{path} has {status.st_size} bytes, room for {item.nbytes}", "too_large")
@@ -199,8 +201,12 @@ class DiskStorage(BlockingStorage):
         if need > self._capacity:
             return Failed(f"an object of {item.nbytes} bytes, a capacity of {self._capacity}", "too_large")
         try:
-            with account.locked():
-                begun = self._begin(need, account)
+            try:
+                with account.locked():
+                    begun = self._begin(need, account)
+            except FileNotFoundError:
+                self._start_anew(account)
+                raise
             if begun is None:
                 return Failed(f"{self._root}: all {self._capacity} bytes are taken by writes in flight", "full")
             path, fd, direct = begun
@@ -223,29 +229,32 @@ class DiskStorage(BlockingStorage):
 
         None: there is no room.
         """
+        account.check_place()
+        if not self._make_room(need, account):
+            return None
+        path = account.begin(need)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         try:
-            account.check_place()
-            if not self._make_room(need, account):
-                return None
-            path = account.begin(need)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             try:
-                try:
-                    return path, *self._open(path, flags)
-                except OSError as error:  # a file system can be out of inodes with bytes to spare
-                    if error.errno not in _FULL or not self._evict(_SPARE_BYTES, account):
-                        raise
-                    return path, *self._open(path, flags)
-            except OSError:
-                account.release(need)
-                raise
-        except FileNotFoundError:  # someone has removed the directory: make it anew, for the next object
-            self._folders.clear()
-            self._account = Account(self._root)
-            with self._account.locked():
-                self._rescan()
-            self._close_account(account)
+                return path, *self._open(path, flags)
+            except OSError as error:  # a file system can be out of inodes with bytes to spare
+                if error.errno not in _FULL or not self._evict(_SPARE_BYTES, account):
+                    raise
+                return path, *self._open(path, flags)
+        except OSError:
+            account.release(need)
             raise
+
+    def _start_anew(self, account: Account) -> None:
+        """Someone has removed the directory: make it again, for the next object. Not under the old account's lock,
+        which may be the same file."""
+        self._folders.clear()
+        if self._account is not account:
+            return  # another thread was first
+        self._close_account(account)
+        self._account = Account(self._root)
+        with self._account.locked():
+            self._rescan()
 
     def _write(self, fd: int, item: Item, now_ns: int, direct: bool, account: Account) -> None:
         try:

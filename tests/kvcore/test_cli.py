@@ -259,3 +259,17 @@ def test_a_child_reports_how_it_ended():
     outcome = call("plugin", "storage", "nobody", timeout_s=60)
     assert not outcome.ok
     assert outcome.text.startswith("no storage plugin is named 'nobody'")
+
+
+def test_config_check_loads_the_hooks(site, tmp_path, capsys):
+    """So that a misspelt hook is not first seen when the engine starts."""
+    code = "from kvcore.api import hookimpl\n\n@hookimpl\ndef kvcore_stord(events):\n    pass\n"
+    write_distribution(
+        site, "kvcore-listener", {"kvcore.hooks": {"listener": "fake_listener"}}, {"fake_listener": code}
+    )
+    file = tmp_path / "kvcore.yaml"
+    file.write_text("hooks: [listener]\n")
+    assert main(["config", "check", str(file)]) == 1
+    out = capsys.readouterr().out
+    assert "kvcore_stord" in out
+    assert "did you mean kvcore_stored?" in out

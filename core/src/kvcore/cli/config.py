@@ -4,7 +4,7 @@ import argparse
 import os
 from typing import Any
 
-from kvcore.api.errors import ConfigError
+from kvcore.api.errors import ConfigError, PluginError
 from kvcore.cli.output import paint, print_json, table
 from kvcore.plugins import registry_from_env
 
@@ -51,8 +51,13 @@ def _check(args: argparse.Namespace) -> int:
     from kvcore.config import InvalidConfigError, load_config
 
     faults: list[dict[str, str]] = []
+    registry = registry_from_env()
     try:
-        load_config(args.file, env=os.environ, flags=flags(args), registry=registry_from_env())
+        config = load_config(args.file, env=os.environ, flags=flags(args), registry=registry)
+        registry.use_hooks(config.hooks)
+    except PluginError as e:
+        text = str(e)
+        faults = [{"place": args.file or "", "path": "hooks", "text": text}]
     except InvalidConfigError as e:
         faults = [{"place": f.place, "path": f.path, "text": f.text} for f in e.faults]
         text = str(e)

@@ -105,8 +105,8 @@ class Config(PluginConfig):
     """Separates tenants: KV stored under one salt is never found under another."""
 
     l2: tuple[TierConfig, ...] = ()
-    """The tiers behind L1, in the order in which they are asked. Default without a configuration file: one `disk` tier
-    when kvcore-disk is installed, else none."""
+    """The tiers behind L1. All are asked at once; the first in this order that has an object serves it. Default without
+    a configuration file: one `disk` tier when kvcore-disk is installed, else none."""
 
     hooks: tuple[str, ...] = ()
     """Observers and wrappers to load: hooks plugins, in order."""

@@ -329,6 +329,22 @@ def test_windowed_groups_need_only_the_window_before_the_end(engine: CacheEngine
     engine.release(lookup)
 
 
+def test_a_windowed_group_alone_promises_no_gap(tmp_path: Path) -> None:
+    """Chunks behind a gap are not counted as if they were the prefix."""
+    engine = opened(tmp_path, "l2: []\n")
+    space = engine.register(spec(WINDOW))
+    keys = hashes(12)
+    put(engine, space, keys[:2])
+    put(engine, space, keys, first=9)
+    lookup = engine.lookup(space, keys)
+    assert lookup.poll() == 12  # the window before it is there
+    engine.release(lookup)
+    lookup = engine.lookup(space, keys[:11])
+    assert lookup.poll() == 2  # two of the window's three are there: not enough
+    engine.release(lookup)
+    engine.close()
+
+
 def test_partial_chunks_load_only_the_blocks_that_the_engine_lacks(tmp_path: Path) -> None:
     engine = opened(tmp_path, "chunk_tokens: 128\nl2: []\n")
     space = engine.register(spec())

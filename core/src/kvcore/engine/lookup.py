@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from kvcore.control import Fetch, StorageManager, Want
 from kvcore.engine.space import Space
@@ -109,7 +110,7 @@ class Lookup:
         l1, space, first = self._l1, self.space, self.first
         hashes = self._hashes[first:] if first else self._hashes
         missing: list[tuple[int, int]] = []  # (group, chunk)
-        if len(space.groups) == 1 and space.windows[0] is None:
+        if space.windows == (None,):
             lease = l1.reserve_read(self._tables[0], hashes)
             found = lease.objects
             self.objects[0] = dict(zip(range(first, first + len(found)), found, strict=True))
@@ -169,7 +170,6 @@ class Lookup:
     def _arrived(self, lease: ReadLease, source: str) -> None:
         if not lease.objects:
             return
-        by_hash = self._index()
         groups = {table: g for g, table in enumerate(self._tables)}
         with self._lock:
             if self._released or self.answer is not None:
@@ -177,17 +177,15 @@ class Lookup:
             else:
                 late = False
                 for obj in lease.objects:
-                    self.objects[groups[obj.space]][by_hash[obj.chunk_hash]] = obj
-                self._leases.append(lease)
-                self.sources[source] = self.sources.get(source, 0) + len(lease.objects)
+                    self.objects[groups[obj.space]][self._places[obj.chunk_hash]] = obj
+                self._add_lease(lease, source)
         if late:
             self._l1.keep(lease)
             self._l1.end_read(lease)
 
-    def _index(self) -> dict[bytes, int]:
-        if not hasattr(self, "_by_hash"):
-            self._by_hash = {h: i for i, h in enumerate(self._hashes)}
-        return self._by_hash
+    @cached_property
+    def _places(self) -> dict[bytes, int]:
+        return {h: i for i, h in enumerate(self._hashes)}
 
     def _usable(self, there: Sequence["set[int] | dict[int, L1Object]"]) -> int:
         """The largest n so that each full group has `[first, n)` and each windowed one the window before n."""
@@ -222,7 +220,7 @@ class Lookup:
 
     def _finish(self) -> None:
         with self._lock:
-            if len(self.space.groups) == 1 and self._done is None:
+            if self._done is None and self.space.windows == (None,):  # a prefix, as it was leased
                 answer = self.first + len(self.objects[0])
             else:
                 answer = self._usable(self.objects)

@@ -57,19 +57,13 @@ def _measure(torch: Any, setting: Setting, chunks: int, split: bool) -> list[Row
         plain = _plain_copy(torch, nbytes)
         cases = [
             Case(
-                f"transfer.store{suffix}",
+                f"transfer.{way}{suffix}",
                 "GB/s",
-                rate(paged.store, nbytes, repeats=2),
+                rate(move, nbytes, repeats=2),
                 rate(plain, nbytes, repeats=2),
-                peer.sampler("transfer.store"),
-            ),
-            Case(
-                f"transfer.load{suffix}",
-                "GB/s",
-                rate(paged.load, nbytes, repeats=2),
-                rate(plain, nbytes, repeats=2),
-                peer.sampler("transfer.load"),
-            ),
+                peer.sampler(f"transfer.{way}"),
+            )
+            for way, move in (("store", paged.store), ("load", paged.load))
         ]
         rows = measure(cases, 4 if setting.quick else 7)
         paged.check()

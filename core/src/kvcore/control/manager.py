@@ -99,6 +99,8 @@ class StorageManager:
         self.stores = StoreController(
             self.loop, self.l1, self.tiers, limits, self.metrics, self.hooks.stored, self.hooks.failed
         )
+        for tier in self.tiers:
+            tier.register_memory(self.arena.buffer)
         self.arena.prefault()
         self.loop.post(lambda: self.loop.spawn(self._reap()))
         logger.info("L1 of %s, tiers: %s", format_size(size), ", ".join(t.name for t in self.tiers) or "none")

@@ -98,6 +98,11 @@ class Tier:
         """Open the storage. Raises what the storage raises: at start, a fault is the user's to see."""
         await self._calls.open()
 
+    def register_memory(self, memory: memoryview) -> None:
+        """Tell a storage that declares `zero_copy` where the arena is. Raises what the storage raises."""
+        if self.storage.zero_copy:
+            self.storage.register_memory(memory)
+
     async def close(self) -> None:
         """Close the storage; a fault is logged."""
         try:

@@ -22,8 +22,11 @@ class Context:
         log: the component's logger.
         make_eviction: makes an eviction policy from its YAML form (`lru` or `{plugin: lru, ...}`), for storages that
             hold a capacity of their own. Raises `PluginError` when no such policy is installed.
+        passive: the store is examined, not served from, as `kvcore store` does. Then opening a storage makes and evicts
+            nothing, a load does not count as a use, and a delete that cannot be done is a `StorageError`.
     """
 
     name: str = ""
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("kvcore"))
     make_eviction: Callable[[Any], EvictionPolicy] = _no_eviction
+    passive: bool = False

@@ -76,10 +76,12 @@ def fill(buffers: Sequence[memoryview], data: "bytes | bytearray | memoryview") 
 
 
 class Entry(NamedTuple):
-    """What `list` yields: a key and the size of its object in bytes."""
+    """What `list` yields: a key, the size of its object in bytes, and when it was last stored or loaded, in seconds since
+    the epoch, where the store knows."""
 
     key: ObjectKey
     nbytes: int
+    used_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Runs a `BlockingStorage` on threads behind the asyncio interface, with a deadline on every call."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from kvcore.api import BlockingStorage, Entry, Item, LoadOutcome, ObjectKey, Storage, StorageError, StoreOutcome, Usage
@@ -56,8 +57,18 @@ class Calls:
     async def delete(self, keys: Sequence[ObjectKey]) -> None:
         await self._call(self.storage.delete, keys)
 
-    async def list(self) -> Sequence[Entry]:
-        return list(await self._call(self._list))
+    async def entries(self, batch: int) -> AsyncIterator[Sequence[Entry]]:
+        """What the storage lists, `batch` objects at a time, each batch within the deadline; what is listed all at once
+        gets the time of an open. Raises `NotImplementedError` where the storage cannot list."""
+        listed = await self._call(self.storage.list, timeout_s=max(OPEN_S, self._timeout_s))
+        if self._threads is None:
+            for at in range(0, len(listed), batch):
+                yield listed[at : at + batch]
+            return
+        found = iter(listed)
+        del listed
+        while entries := await self._call(_take, found, batch):
+            yield entries
 
     async def usage(self) -> Usage | None:
         found: Usage | None = await self._call(self.storage.usage)
@@ -65,10 +76,6 @@ class Calls:
 
     async def ping(self) -> None:
         await self._call(self.storage.ping)
-
-    def _list(self) -> Any:
-        entries = self.storage.list()
-        return entries if asyncio.iscoroutine(entries) else list(entries)
 
     async def _call(self, method: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> Any:
         name = getattr(method, "__name__", "a call").strip("_")
@@ -104,6 +111,10 @@ class Calls:
         if task.cancelled():
             raise StorageError(f"{self._name}: the call was cancelled by the storage itself")
         return task.result()
+
+
+def _take(entries: Iterator[Entry], count: int) -> list[Entry]:
+    return list(islice(entries, count))
 
 
 def _one_each(outcomes: Any, asked: Sequence[Any], method: str, kind: Any) -> list[Any]:

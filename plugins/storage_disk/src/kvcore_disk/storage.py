@@ -30,7 +30,7 @@ from kvcore.api import (
 )
 from kvcore_disk.account import Account
 from kvcore_disk.config import DiskConfig, capacity_bytes
-from kvcore_disk.paths import BLOCK_BYTES, Foreign, object_path, occupied, scan, size_on_disk
+from kvcore_disk.paths import BLOCK_BYTES, CONTROL, Foreign, object_path, occupied, scan, size_on_disk
 from kvcore_disk.transfer import read_object, write_object
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -53,6 +53,7 @@ class DiskStorage(BlockingStorage):
         self._config = config
         self._root = os.path.abspath(Path(config.path).expanduser())
         self._log = context.log
+        self._passive = context.passive
         self._direct = config.direct != "off"
         self._policy = context.make_eviction(config.eviction)
         self._lock = threading.Lock()
@@ -67,12 +68,14 @@ class DiskStorage(BlockingStorage):
     def open(self) -> None:
         remedy = "name another with `path`, or give this user read and write access to it"
         try:
-            os.makedirs(self._root, 0o700, exist_ok=True)
-            os.listdir(self._root)
+            if not self._passive:
+                os.makedirs(self._root, 0o700, exist_ok=True)
+            found = os.listdir(self._root)
         except OSError as error:
             raise StorageError(f"the directory {self._root} cannot be used ({error.strerror}): {remedy}") from error
         try:
-            self._account = Account(self._root)
+            if CONTROL in found or not self._passive:
+                self._account = Account(self._root)
         except OSError as error:
             if _KINDS.get(error.errno or 0) not in ("full", "read_only"):
                 raise StorageError(f"{self._root}: {error.strerror}: {remedy}") from error
@@ -82,7 +85,7 @@ class DiskStorage(BlockingStorage):
                 held = self._rescan(report=True)
                 space = os.statvfs(self._root)
                 self._capacity = capacity_bytes(self._config.capacity, space.f_bavail * space.f_frsize, held)
-                if self._account is not None:
+                if self._account is not None and not self._passive:
                     self._insist_on_direct(self._account)
                     self._make_room(0, self._account)
         except OSError as error:
@@ -118,6 +121,8 @@ class DiskStorage(BlockingStorage):
     def delete(self, keys: Sequence[ObjectKey]) -> None:
         account = self._account
         if account is None:
+            if self._passive:
+                raise StorageError(f"{self._root} is not writable, or has never been opened by an engine")
             with self._lock:
                 self._hidden.update(keys)
                 self._forget(keys)
@@ -131,7 +136,7 @@ class DiskStorage(BlockingStorage):
 
     def list(self) -> Iterator[Entry]:
         for found in scan(self._root, Foreign()):
-            yield Entry(found.key, found.nbytes)
+            yield Entry(found.key, found.nbytes, found.used_ns / 1e9)
 
     def usage(self) -> Usage:
         account = self._account
@@ -170,8 +175,9 @@ class DiskStorage(BlockingStorage):
             done, went_direct = read_object(fd, item.buffers, status.st_size, direct=direct)
             if direct and not went_direct:
                 self._no_direct()
+            used_ns = status.st_atime_ns if self._passive else now_ns  # put back: the kernel may have set it, too
             with contextlib.suppress(OSError):  # keeps the order of use over a restart
-                os.utime(fd, ns=(now_ns, status.st_mtime_ns))
+                os.utime(fd, ns=(used_ns, status.st_mtime_ns))
             return Loaded(done)
         except OSError as error:
             return Failed(f"{path}: {error.strerror}")

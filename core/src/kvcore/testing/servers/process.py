@@ -23,7 +23,7 @@ class ServerError(Exception):
 
 
 class Server:
-    """A server process. `start` returns when it answers.
+    """A server process. `start` returns when it answers. It ends with the thread that started it, however that ends.
 
     Args:
         name: for messages and the log's file name.
@@ -66,21 +66,26 @@ class Server:
 
     def start(self, timeout_s: float = READY_S) -> Self:
         """Start the process and wait until it answers. Raises `ServerError`."""
+        if self.running:
+            raise ServerError(f"{self.name} is running already: end it first with `kill` or `stop`")
         self._folder.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                cwd=self._folder,
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=_end_with_parent,  # noqa: PLW1509 - one call into libc, no locks
-            )
+        try:
+            with self.log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    self._command,
+                    cwd=self._folder,
+                    env=self._env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    preexec_fn=_end_with_parent,  # noqa: PLW1509 - one call into libc, no locks
+                )
+        except OSError as error:
+            raise ServerError(f"{self.name}: {self._command[0]} cannot be run: {error.strerror}") from None
         give_up = time.monotonic() + timeout_s
-        while not self._answers():
-            code = self._process.poll()
+        # Is it still there? Else someone else answers on its port.
+        while (code := self._process.poll()) is not None or not self._answers():
             if code is not None or time.monotonic() > give_up:
                 self.kill()
                 what = f"ended with {code}" if code is not None else f"did not answer within {timeout_s:g} s"

@@ -46,7 +46,8 @@ def configuration() -> str:
         "**Environment**: `KVCORE_` and the path in capitals, `__` for one level down, a number for an index: "
         "`KVCORE_L1__SIZE=8GiB`, `KVCORE_L2__0__STORAGE__PATH=/cache`. A value that starts with `[` or `{` is a YAML "
         "list or mapping; `null` is nothing. A variable of this prefix that names no field is refused, except "
-        "`KVCORE_TEST_*`, which is left to test suites.",
+        "`KVCORE_TEST_*`, which is left to test suites, and the addresses that Kubernetes makes for services "
+        "(`KVCORE_SERVICE_HOST`, `KVCORE_PORT=tcp://...`).",
         "**Flags**: `--set PATH=VALUE` of the command line, `--set l2[0].storage.path=/cache`.",
         "## Fields",
         _table(options(Config), {"keys": "`engine`", "l1": "", "l2": ""}),
@@ -56,6 +57,10 @@ def configuration() -> str:
         _table(options(TierConfig), {"name": ""}),
         "## Other variables",
         "\n".join(["| variable | meaning |", "|---|---|", *(f"| `{v}` | {t} |" for v, t in OTHER_VARIABLES.items())]),
+        "Both lists are separated by commas. Each word is a plugin's name (`disk`: of every kind, from every "
+        "distribution), a distribution (`kvcore-disk`: all its plugins) or both (`disk@kvcore-disk`). Names are "
+        "written as they are, with no patterns; of a distribution's, letter case and `-_.` do not matter. What "
+        "stands in both lists is blocked. A word that means no installed plugin is warned of.",
     ]
     return "\n\n".join(parts) + "\n"
 

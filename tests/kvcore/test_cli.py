@@ -141,6 +141,9 @@ def test_config_check(tmp_path, capsys):
     good.write_text("l1: {size: 1GiB}\n")
     bad.write_text("l1: {size: 8}\nkees: tokens\n")
     assert main(["config", "check", str(good)]) == 0
+    out = capsys.readouterr().out
+    assert out == f"{good}: no faults\nnote: no l2 tier is configured: what leaves L1 is lost\n"
+    assert main(["config", "check", str(good), "--set", "l2=[{storage: memory}]"]) == 0
     assert capsys.readouterr().out == f"{good}: no faults\n"
     assert main(["config", "check", str(bad)]) == 1
     out, err = capsys.readouterr()

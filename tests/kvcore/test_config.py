@@ -8,6 +8,7 @@ import pytest
 from plugin_samples import storage, write_distribution
 
 from kvcore.api import ConfigError
+from kvcore.api.serde import MAX_STAGES
 from kvcore.config import Config, InvalidConfigError, load_config
 from kvcore.plugins import PluginSpec, Registry
 
@@ -16,7 +17,7 @@ from kvcore.plugins import PluginSpec, Registry
 def registry(site):
     """The built-ins and one third-party storage, `acme`, with options."""
     write_distribution(site, "kvcore-acme", {"kvcore.storage": {"acme": "fake_acme"}}, {"fake_acme": storage()})
-    return Registry(block=["disk"])
+    return Registry(path=[str(site)])  # whatever else is installed here
 
 
 @pytest.fixture
@@ -270,6 +271,63 @@ def test_single_faults(faults, text, says):
     assert any(says in line for line in lines), lines
 
 
+DIGITS = "9" * 4000
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("l1: {size: 0x" + "f" * 5000 + "}", "(5004 characters) has no known unit of size"),
+        (f"chunk_tokens: {DIGITS}", "(4002 characters) is no number of tokens"),
+        (f"chunk_tokens: {DIGITS}{DIGITS}", "is no number of tokens"),
+        ("chunk_tokens: 2000000", "chunk_tokens: 2000000 tokens are more than 1048576"),
+        (f"metrics_port: {DIGITS}", "metrics_port: must be a whole number, given '999"),
+        ("l1: {size: 0.0001B}", "l1.size: '0.0001B' is less than one byte"),
+        ("l1: {size: 0B}", "l1.size: '0B' is less than 1 MiB"),
+        ("l1: {size: 1023KiB}", "l1.size: '1023KiB' is less than 1 MiB: no object would fit"),
+        (f"l1: {{size: {DIGITS}GiB}}", "is more than 9223372036854775807 bytes"),
+        ("l1: {lease: 1" + "0" * 300 + "s}", "is longer than ten years"),
+        (f"lookup_timeout: {DIGITS}d", "is longer than ten years"),
+        ("l2: [{storage: memory, serde: [raw, raw, raw, raw, raw, raw, raw, raw, raw]}]",
+         "1:31: l2[0].serde: has 9 entries, at most 8 are possible"),
+        ('salt: "\\ud800"', "1:7: salt: is not valid Unicode text"),
+        ('"\\ud800": 1', "holds a name that is not valid Unicode text"),
+        ("keys: " + "x" * 5000, "no keys plugin is named 'xxx"),
+    ],
+)  # fmt: skip
+def test_absurd_values_are_one_short_fault(faults, text, says):
+    [line] = faults(text)
+    assert says in line
+    assert len(line) < 500
+
+
+def test_as_many_serdes_as_a_frame_holds(load):
+    assert (
+        len(load("l2: [{storage: memory, serde: [raw, raw, raw, raw, raw, raw, raw, raw]}]").l2[0].serde) == MAX_STAGES
+    )
+
+
+def test_a_policy_inside_a_storage_is_checked_with_the_rest(faults, load):
+    text = """\
+l2:
+  - storage:
+      plugin: memory
+      capacity: 1GiB
+      eviction: {plugin: lru, size: 3}
+  - storage: {plugin: memory, eviction: lruu}
+  - storage: {plugin: memory, eviction: {size: 3}}
+"""
+    first, second, third = faults(text)
+    assert first == ("kvcore.yaml:5:31: l2[0].storage.eviction.size: no such option: eviction plugin 'lru' has none")
+    assert second.startswith(
+        "kvcore.yaml:6:41: l2[1].storage.eviction: no eviction plugin is named 'lruu'. Did you mean"
+    )
+    assert "kvcore.yaml:7:41: l2[2].storage.eviction: {'size': 3} is not an eviction policy" in third
+    assert load("l2: [{storage: {plugin: memory, eviction: s3fifo}}]").l2[0].storage.options.eviction == "s3fifo"
+    env = {"KVCORE_L2__0__STORAGE__EVICTION": "lruu"}
+    assert "environment KVCORE_L2__0__STORAGE__EVICTION: " in faults("l2: [{storage: memory}]", env=env)[0]
+
+
 # --- the environment and flags
 
 
@@ -351,6 +409,13 @@ def test_nested_flags_are_merged(load):
         ({"KVCORE_CONFG": "x"}, "did you mean KVCORE_CONFIG?"),
         ({"KVCORE_BLOCK_PLUGIN": "x"}, "did you mean KVCORE_BLOCK_PLUGINS?"),
         ({"KVCORE_L1_SIZE": "1GiB"}, "environment KVCORE_L1_SIZE: l1_size: no such option"),
+        ({"KVCORE_L1_SIZE": "1GiB"}, "; did you mean KVCORE_L1__SIZE?"),
+        ({"KVCORE_L1_SIZ": "1GiB"}, "; did you mean KVCORE_L1__SIZE?"),
+        ({"KVCORE_L2_0_STORAGE_PATH": "/x"}, "; did you mean KVCORE_L2__0__STORAGE__PATH?"),
+        ({"KVCORE_L2_QUEUE_SIZE": "1GiB"}, "; did you mean KVCORE_L2__0__QUEUE_SIZE?"),
+        ({"KVCORE_L2__" + "9" * 5000: "x"}, "has an index that no list reaches"),
+        ({"KVCORE_L1" + "__X" * 3000: "x"}, "is nested deeper than 32 levels"),
+        ({"KVCORE_SALT": "\udcff"}, "environment KVCORE_SALT: salt: is not valid Unicode text"),
         ({"KVCORE_L1__": "x"}, "environment KVCORE_L1__: has an empty part between `__`"),
         ({"KVCORE_L1__SIZE": "8"}, "environment KVCORE_L1__SIZE: l1.size: '8' is not a size"),
         ({"KVCORE_L2__1__STORAGE": "memory"}, "l2 has 0 entries: the next index is 0, not 1"),
@@ -362,6 +427,52 @@ def test_nested_flags_are_merged(load):
 def test_faults_of_the_environment(faults, env, says):
     lines = faults("l2: []", env=env)
     assert any(says in line for line in lines), lines
+
+
+def test_variables_of_kubernetes_services_are_somebody_elses(load, faults):
+    """It makes them for a service named `kvcore` or `kvcore-metrics`."""
+    env = {
+        "KVCORE_SERVICE_HOST": "10.0.0.1",
+        "KVCORE_SERVICE_PORT_HTTP": "80",
+        "KVCORE_PORT": "tcp://10.0.0.1:80",
+        "KVCORE_PORT_80_TCP_ADDR": "10.0.0.1",
+        "KVCORE_METRICS_PORT": "tcp://10.0.0.1:80",
+    }
+    assert load("l2: []", env=env).metrics_port is None
+    assert "must be a whole number" in faults("l2: []", env={"KVCORE_METRICS_PORT": "many"})[0]
+
+
+def itself() -> dict:
+    value: dict = {}
+    value["size"] = value
+    return value
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"l1": itself()}, "flag l1: is nested deeper than 32 levels, or holds itself"),
+        ({"l2": [itself()]}, "flag l2: is nested deeper than 32 levels, or holds itself"),
+        ({"l2": [{"x": [0] * 20_000}]}, "flag l2: holds more than 10000 values"),
+        ({"chunk_tokens": 10**5000}, "flag chunk_tokens: is a number of more than 64 bits"),
+        ({"metrics_port": float("nan")}, "metrics_port: must be a whole number, given nan"),
+        ({"l1" + ".x" * 5000: 1}, "(10002 characters): is nested deeper than 32 levels"),
+        ({"l2[" + "9" * 5000 + "]": 1}, "is no path: write it like"),
+        ({5: 1}, "flag 5: 5 is no path: write it like"),
+        ({"salt": "\ud800"}, "flag salt: salt: is not valid Unicode text"),
+        ({"l2": [{"name": "\ud800"}]}, "flag l2: holds text that is not valid Unicode text"),
+    ],
+)
+def test_what_python_code_may_give_as_flags(faults, flags, says):
+    [line] = faults(flags=flags)
+    assert says in line
+    assert len(line) < 500
+
+
+def test_a_very_long_path_of_a_file(registry):
+    for path in ("/" + "a" * 5000, "a/" * 5000):
+        with pytest.raises(ConfigError, match=r"\.\.\. \(\d+ characters\): (cannot be read|does not exist)"):
+            load_config(path, env={}, registry=registry)
 
 
 def test_faults_of_flags(faults):

@@ -599,3 +599,12 @@ def test_object_store_moves_callers_buffers(tmp_path: Path) -> None:
     path.write_text("l2: []\n")
     with pytest.raises(ConfigError, match="l2 is empty"):
         ObjectStore.open(str(path))
+
+
+@pytest.mark.parametrize(("text", "lines"), [("salt: x\n", 1), ("l2: []\n", 0), ("l2: [{storage: memory}]\n", 0)])
+def test_a_file_that_forgets_the_tiers_is_told_so(
+    tmp_path: Path, text: str, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened(tmp_path, text).close()
+    said = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert [line.startswith("no l2 tier is configured") for line in said] == [True] * lines

@@ -8,7 +8,7 @@ from plugin_samples import storage, write_distribution
 
 from kvcore import __version__
 from kvcore.api import BlockingStorage, ConfigError, Context, EvictionPolicy, PluginError
-from kvcore.plugins import PluginSpec, Registry, plugin_lists
+from kvcore.plugins import PluginSpec, Registry, plugin_lists, registry_from_env
 from kvcore.plugins.known import BUILTINS
 
 
@@ -243,8 +243,24 @@ def test_a_misspelt_hook(site):
 
 def test_a_hook_with_a_wrong_argument(site):
     text = refused(acme(site, storage().replace("def kvcore_storage()", "def kvcore_storage(config)")))
-    assert "has a wrong hook" in text
-    assert "config" in text
+    assert text.endswith("has a wrong hook: kvcore_storage has the unknown argument config: it takes no argument")
+
+
+def test_an_observer_with_a_wrong_argument(site):
+    code = "from kvcore.api import hookimpl\n@hookimpl\ndef kvcore_stored(events, tier, more=1): pass\n"
+    write_distribution(site, "kvcore-watch", {"kvcore.hooks": {"watch": "fake_watch"}}, {"fake_watch": code})
+    with pytest.raises(PluginError) as caught:
+        Registry().use_hooks(["watch"])
+    assert str(caught.value).endswith("kvcore_stored has the unknown argument tier: it may take events")
+
+
+def test_words_of_the_lists_that_mean_nothing_are_warned_of(caplog):
+    env = {"KVCORE_BLOCK_PLUGINS": "dsik, memory", "KVCORE_ALLOW_PLUGINS": "KVCORE,lru@kvcore,acme@kvcore"}
+    registry_from_env(env)
+    assert [r.getMessage() for r in caplog.records] == [
+        "KVCORE_BLOCK_PLUGINS: no installed plugin matches 'dsik'",
+        "KVCORE_ALLOW_PLUGINS: no installed plugin matches 'acme@kvcore'",
+    ]
 
 
 def test_the_hook_of_another_kind(site):

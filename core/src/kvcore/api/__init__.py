@@ -1,6 +1,7 @@
 """Everything a plugin author imports. It imports nothing above itself, no torch, and pydantic only when asked for.
 
-The config base (`PluginConfig`, `Size`, `Duration`) is loaded at first use, because pydantic costs 0.1 s to import.
+The config base (`PluginConfig`, `Size`, `Duration`, `EvictionSpec`) is loaded at first use, because pydantic costs
+0.1 s to import.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,7 @@ from kvcore.api.storage import (
 from kvcore.api.units import format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
-    from kvcore.api.config import Duration, PluginConfig, Size
+    from kvcore.api.config import Duration, EvictionSpec, PluginConfig, Size
 
 __all__ = [
     "API_VERSIONS",
@@ -60,6 +61,7 @@ __all__ = [
     "EngineIntegration",
     "Entry",
     "EvictionPolicy",
+    "EvictionSpec",
     "Failed",
     "Finding",
     "FrameError",
@@ -96,7 +98,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("PluginConfig", "Size", "Duration"):
+    if name in ("PluginConfig", "Size", "Duration", "EvictionSpec"):
         from kvcore.api import config
 
         return getattr(config, name)

@@ -1,10 +1,11 @@
 """The base of every plugin's config model, and field types with units. Imports pydantic: keep it out of start-up."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
 
-from kvcore.api.units import format_size, parse_duration, parse_size
+from kvcore.api.units import brief, format_size, parse_duration, parse_size
 
 Size = Annotated[
     int,
@@ -21,6 +22,26 @@ Duration = Annotated[
     WithJsonSchema({"type": "string", "examples": ["200ms", "2s"]}),
 ]
 """A time in seconds, written with a unit: `200ms`."""
+
+
+class PluginOf(NamedTuple):
+    """Marks a field whose value names a plugin of `kind` and its options, so that they are checked with the rest."""
+
+    kind: str
+
+
+def _eviction_spec(value: object) -> Any:
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, Mapping) and isinstance(value.get("plugin"), str):
+        return dict(value)
+    raise ValueError(
+        f"{brief(value)} is not an eviction policy: write a name such as lru, or {{plugin: NAME, option: value}}"
+    )
+
+
+EvictionSpec = Annotated[Any, BeforeValidator(_eviction_spec), PluginOf("eviction"), WithJsonSchema({"type": "plugin"})]
+"""An eviction policy for `Context.make_eviction`: its name, or a mapping with `plugin` and the policy's options."""
 
 
 class PluginConfig(BaseModel):

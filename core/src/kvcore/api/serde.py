@@ -5,6 +5,9 @@ from typing import Any, ClassVar
 
 from kvcore.api.layout import ObjectLayout
 
+MAX_STAGES = 8
+"""Most serdes of one tier: what the header of a frame has room for."""
+
 
 class Serde(ABC):
     """One stage of a tier's chain, as in Zarr: stages encode in the order written and decode in reverse.

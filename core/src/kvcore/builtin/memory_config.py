@@ -1,8 +1,6 @@
 """Options of storage `memory`. Apart from `memory`, because pydantic is slow to import."""
 
-from typing import Any
-
-from kvcore.api import PluginConfig, Size
+from kvcore.api import EvictionSpec, PluginConfig, Size
 
 
 class MemoryConfig(PluginConfig):
@@ -10,5 +8,5 @@ class MemoryConfig(PluginConfig):
 
     capacity: Size | None = None
     """Most bytes of objects to hold. Without it, the storage grows without bound."""
-    eviction: Any = "lru"
+    eviction: EvictionSpec = "lru"
     """The eviction policy that makes room: its name, or a mapping with `plugin` and its options."""

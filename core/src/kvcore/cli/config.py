@@ -8,6 +8,8 @@ from kvcore.api.errors import ConfigError, PluginError
 from kvcore.cli.output import paint, print_json, table
 from kvcore.plugins import registry_from_env
 
+NO_TIER = "no l2 tier is configured: what leaves L1 is lost"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The actions of `kvcore config`."""
@@ -47,14 +49,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    """JSON: {file, ok, faults: [{place, path, text}]}."""
+    """JSON: {file, ok, faults: [{place, path, text}], notes: [text]}."""
     from kvcore.config import InvalidConfigError, load_config
 
     faults: list[dict[str, str]] = []
+    notes: list[str] = []
     registry = registry_from_env()
     try:
         config = load_config(args.file, env=os.environ, flags=flags(args), registry=registry)
         registry.use_hooks(config.hooks)
+        notes = [] if config.l2 else [NO_TIER]
     except PluginError as e:
         text = str(e)
         faults = [{"place": args.file or "", "path": "hooks", "text": text}]
@@ -62,12 +66,14 @@ def _check(args: argparse.Namespace) -> int:
         faults = [{"place": f.place, "path": f.path, "text": f.text} for f in e.faults]
         text = str(e)
     if args.json:
-        print_json({"file": args.file, "ok": not faults, "faults": faults})
+        print_json({"file": args.file, "ok": not faults, "faults": faults, "notes": notes})
     elif faults:
         print(text)
         print(paint(f"{args.file}: {len(faults)} {'fault' if len(faults) == 1 else 'faults'}", "error"))
     else:
         print(paint(f"{args.file}: no faults", "ok"))
+        for note in notes:
+            print(f"{paint('note:', 'note')} {note}")
     return 1 if faults else 0
 
 

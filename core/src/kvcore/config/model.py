@@ -15,7 +15,8 @@ from pydantic import (
 )
 
 from kvcore.api.config import Duration, PluginConfig, Size
-from kvcore.api.units import format_size, parse_size
+from kvcore.api.serde import MAX_STAGES
+from kvcore.api.units import brief, format_size, parse_size
 from kvcore.config.tree import DEFAULT, Path, Row, Source, show
 from kvcore.plugins import PluginSpec
 
@@ -30,14 +31,25 @@ def _spec(token: Any, info: ValidationInfo) -> PluginSpec:
     raise ValueError("must be a plugin name or {plugin: name, option: value}")
 
 
+MIN_L1_BYTES = 1 << 20
+MAX_CHUNK_TOKENS = 1 << 20
+
+
 def _auto_size(value: Any) -> Any:
-    return value if value == "auto" else parse_size(value)
+    if value == "auto":
+        return value
+    nbytes = parse_size(value)
+    if nbytes < MIN_L1_BYTES:
+        raise ValueError(f"{brief(value)} is less than {format_size(MIN_L1_BYTES)}: no object would fit")
+    return nbytes
 
 
 def _auto_count(value: Any) -> Any:
-    if value == "auto" or (type(value) is int and value > 0):
+    if value == "auto" or (type(value) is int and 0 < value <= MAX_CHUNK_TOKENS):
         return value
-    raise ValueError(f"{value!r} is no number of tokens: write a whole number above 0, or auto")
+    if type(value) is int and value > 0:
+        raise ValueError(f"{brief(value)} tokens are more than {MAX_CHUNK_TOKENS}: write fewer, or auto")
+    raise ValueError(f"{brief(value)} is no number of tokens: write a whole number above 0, or auto")
 
 
 Plugin = Annotated[PluginSpec, PlainValidator(_spec), WithJsonSchema({"type": "plugin"})]
@@ -72,7 +84,7 @@ class TierConfig(PluginConfig):
     storage: Plugin
     """Where the bytes are kept: a storage plugin."""
 
-    serde: tuple[Plugin, ...] = ()
+    serde: tuple[Plugin, ...] = Field(default=(), max_length=MAX_STAGES)
     """How the bytes are encoded: serde plugins, applied in this order when storing."""
 
     timeout: Duration = Field(default=10.0, gt=0)

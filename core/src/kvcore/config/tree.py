@@ -7,8 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from kvcore.api.errors import ConfigError
+from kvcore.api.units import brief
 
 Path = tuple[str | int, ...]
+
+MAX_DEPTH = 32
+"""Levels below the root, in a file or set one by one."""
+MAX_INT = (1 << 63) - 1
+NO_TEXT = "not valid Unicode text: write it in UTF-8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,7 @@ class Source:
     def __str__(self) -> str:
         if self.kind == "file":
             return f"{self.name}:{self.line}:{self.column}" if self.line else self.name
-        return f"{self.kind} {self.name}".strip()
+        return f"{self.kind} {abridged(self.name)}".strip()
 
     def at_key(self) -> str:
         """As `str`, but pointing at the key."""
@@ -91,6 +97,8 @@ class Tree:
 
         A plugin written as a bare name becomes `{plugin: name}` when an option is set below it.
         """
+        if len(path) > MAX_DEPTH:
+            return f"is nested deeper than {MAX_DEPTH} levels"
         if not isinstance(self.value, dict):
             self.value = {}
         at: Any = self.value
@@ -137,6 +145,16 @@ class Tree:
             self._mark((*path, part), child, source)
 
 
+def abridged(name: str) -> str:
+    """A name for an error's text, where nobody reads thousands of characters."""
+    return name if len(name) <= 200 else f"{name[:100]}... ({len(name)} characters)"
+
+
+def is_text(value: str) -> bool:
+    """Whether it can be written down: bytes of the environment that are no UTF-8, or `"\\ud800"` in YAML, cannot."""
+    return not any("\ud800" <= c <= "\udfff" for c in value)
+
+
 def show(path: Path) -> str:
     """`l2[0].storage.path`."""
     text = ""
@@ -147,6 +165,6 @@ def show(path: Path) -> str:
 
 def parse_path(text: str) -> Path:
     """The path that `show` writes. Raises `ValueError`."""
-    if not re.fullmatch(r"[A-Za-z_][\w-]*(\[\d+\]|\.\w[\w-]*)*", text):
-        raise ValueError(f"{text!r} is no path: write it like l1.size or l2[0].storage.path")
+    if not isinstance(text, str) or not re.fullmatch(r"[A-Za-z_][\w-]*(\[\d{1,9}\]|\.\w[\w-]*)*", text):
+        raise ValueError(f"{brief(text)} is no path: write it like l1.size or l2[0].storage.path")
     return tuple(int(i) if i else name for i, name in re.findall(r"\[(\d+)\]|([\w-]+)", text))

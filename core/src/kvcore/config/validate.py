@@ -7,9 +7,10 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 
+from kvcore.api.units import brief
 from kvcore.config.overlay import OTHER_VARIABLES, PREFIX
-from kvcore.config.tree import Fault, Path, Tree, show
-from kvcore.plugins.registry import nearest
+from kvcore.config.tree import NO_TEXT, Fault, Path, Tree, show
+from kvcore.plugins.registry import PluginSpec, nearest
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -118,6 +119,10 @@ def _text(error: Any, model: type[BaseModel], path: Path, full: Path, tree: Tree
         text = str(ctx.get("error", error["msg"]))
         secret = error.get("input")
         return text.replace(secret, "***") if _secret(model, path) and isinstance(secret, str) and secret else text
+    if kind == "json_invalid":  # a key; values are looked at where they are read
+        return f"holds a name that is {NO_TEXT}"
+    if kind == "too_long":
+        return f"has {ctx['actual_length']} entries, at most {ctx['max_length']} are possible"
     if kind in ("literal_error", "enum"):
         return f"must be {ctx['expected']}"
     text = _TYPES.get(kind) or error["msg"].replace("Input should be", "must be")
@@ -131,15 +136,46 @@ def _text(error: Any, model: type[BaseModel], path: Path, full: Path, tree: Tree
 def _unknown(model: type[BaseModel], path: Path, full: Path, tree: Tree) -> str:
     holder = _model_at(model, path[:-1])
     allowed = sorted(holder.model_fields) if holder else []
-    near = nearest(str(path[-1]), allowed)
     text = f"; allowed: {', '.join(allowed) or 'none'}"
     if tree.source(full).kind == "environment":
-        names = [*allowed, *(v.removeprefix(PREFIX).lower() for v in OTHER_VARIABLES if len(full) == 1)]
-        near = nearest(str(path[-1]), names)
-        hint = PREFIX + "__".join(str(p) for p in (*full[:-1], near)).upper() if near else None
+        hint = _variable(model, full, allowed)
     else:
+        near = nearest(str(path[-1]), allowed)
         hint = repr(near) if near else None
     return f"{text}; did you mean {hint}?" if hint else text
+
+
+def _variable(model: type[BaseModel], full: Path, allowed: list[str]) -> str | None:
+    """The variable that was meant: the nearest name, or one with `__` where a single `_` was written."""
+    *above, name = map(str, full)
+    near = None
+    if not above:
+        near = _with_levels(model, name)
+        allowed = [*allowed, *(v.removeprefix(PREFIX).lower() for v in OTHER_VARIABLES)]
+    near = near or nearest(name, allowed)
+    return PREFIX + "__".join((*above, near)).upper() if near else None
+
+
+def _with_levels(model: type[BaseModel], name: str) -> str | None:
+    """`l1__size` for `l1_size`, `l2__0__storage__path` for `l2_0_storage_path`; None when no field begins the name."""
+    for field in sorted(model.model_fields, key=len, reverse=True):
+        rest = name.removeprefix(field).lstrip("_")
+        if not rest or not name.startswith(f"{field}_"):
+            continue
+        annotation = model.model_fields[field].annotation
+        if annotation is PluginSpec:
+            return f"{field}__{rest}"
+        listed = not _models(annotation)
+        inner = _model_at(model, (field, 0) if listed else (field,))
+        if inner is None:
+            continue
+        levels = [field]
+        if listed:
+            index, _, below = rest.partition("_")
+            levels.append(index if index.isdecimal() and below else "0")
+            rest = below.lstrip("_") if index.isdecimal() and below else rest
+        return "__".join([*levels, _with_levels(inner, rest) or nearest(rest, inner.model_fields) or rest])
+    return None
 
 
 def _about(model: type[BaseModel], path: Path) -> str:
@@ -161,8 +197,7 @@ def _given(value: Any, model: type[BaseModel], path: Path) -> str:
         return "a mapping"
     if isinstance(value, list):
         return "a list"
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return brief(value)
 
 
 def _secret(model: type[BaseModel], path: Path) -> bool:

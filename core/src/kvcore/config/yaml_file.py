@@ -5,10 +5,9 @@ from typing import Any
 
 import yaml
 
-from kvcore.config.tree import Fault, Path, Source, Tree, show
+from kvcore.config.tree import MAX_DEPTH, MAX_INT, NO_TEXT, Fault, Path, Source, Tree, abridged, is_text, show
 
 MAX_BYTES = 1 << 20
-MAX_DEPTH = 32
 MAX_VALUES = 10_000
 """Values after expansion of aliases, so that a few lines cannot grow into gigabytes."""
 
@@ -22,16 +21,17 @@ class _TooMuchError(Exception):
 
 def read_file(path: str) -> tuple[Tree, list[Fault]]:
     """The tree of a file. Never raises for what is in the file or for a file that cannot be read: those are faults."""
+    named = abridged(path)
     try:
         file = FilePath(path).expanduser()
         if file.is_dir():
-            return Tree(), [Fault(path, "", "is a directory: give the path of a YAML file")]
+            return Tree(), [Fault(named, "", "is a directory: give the path of a YAML file")]
         with file.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        return Tree(), [Fault(path, "", "does not exist")]
+        return Tree(), [Fault(named, "", "does not exist")]
     except (OSError, RuntimeError, ValueError) as e:  # also `~nobody` and a NUL in the name
-        return Tree(), [Fault(path, "", f"cannot be read: {getattr(e, 'strerror', None) or e}")]
+        return Tree(), [Fault(named, "", f"cannot be read: {getattr(e, 'strerror', None) or e}")]
     if len(data) > MAX_BYTES:
         return Tree(), [Fault(path, "", f"is larger than {MAX_BYTES // 1024} KiB: this is no configuration")]
     try:
@@ -79,9 +79,11 @@ def _construct(node: yaml.ScalarNode) -> Any:
     if node.tag == _PREFIX + "timestamp":
         return node.value  # a date is text here: no option is a date, and names may look like one
     try:
-        return yaml.constructor.SafeConstructor().construct_object(node)
+        value = yaml.constructor.SafeConstructor().construct_object(node)
     except ValueError:
         return node.value
+    # A number of thousands of digits is no option's value, and Python refuses to write it out again.
+    return node.value if type(value) is int and abs(value) > MAX_INT else value
 
 
 class _Builder:
@@ -115,7 +117,11 @@ class _Builder:
         if node.tag not in _PLAIN:
             self._tag(node, path)
             return None
-        return _construct(node)
+        value = _construct(node)
+        if isinstance(value, str) and not is_text(value):
+            self.faults.append(Fault(self.place(node), show(path), f"is {NO_TEXT}"))
+            return ""
+        return value
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         own: dict[str, Any] = {}

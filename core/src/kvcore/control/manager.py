@@ -104,6 +104,8 @@ class StorageManager:
         self.arena.prefault()
         self.loop.post(lambda: self.loop.spawn(self._reap()))
         logger.info("L1 of %s, tiers: %s", format_size(size), ", ".join(t.name for t in self.tiers) or "none")
+        if not self.tiers and "l2" not in self.config.sources:
+            logger.warning("no l2 tier is configured: what leaves L1 is lost (`l2: []` says that this is meant)")
 
     async def _open_tiers(self) -> None:
         for spec in self.config.l2:

@@ -13,10 +13,10 @@ import xxhash
 
 from kvcore.api import FrameError, ObjectKey
 from kvcore.api.keys import MAX_HASH_BYTES, MIN_HASH_BYTES, NAMESPACE_BYTES
+from kvcore.api.serde import MAX_STAGES
 
 HEADER_BYTES = 4096
 VERSION = 1
-MAX_STAGES = 8
 MAX_TAG_BYTES = 32
 MAX_PAYLOAD_BYTES = 1 << 40
 _MAGIC = b"KVCFRAME"

@@ -1,6 +1,8 @@
 """From a chosen entry point to a validated plugin. Every failure is one `PluginError` that says who, what and where."""
 
+import re
 import traceback
+from inspect import signature
 from types import CodeType
 from typing import Any
 
@@ -14,6 +16,8 @@ from kvcore.plugins.known import CORE
 
 FAILURES = (Exception, SystemExit)
 """What a plugin's code may raise into us. A module that calls `sys.exit` at import must not end the engine."""
+
+_HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("kvcore_"))
 
 
 def manager() -> pluggy.PluginManager:
@@ -35,9 +39,8 @@ def load(candidate: Candidate) -> pluggy.PluginManager:
         pm.register(target, name=candidate.entry.value)
         pm.check_pending()
     except pluggy.PluginValidationError as e:
-        known = [name for name in vars(hookspecs) if name.startswith("kvcore_")]
-        lines = [_known_hooks(str(e), known)]
-        raise PluginError(f"{describe(candidate)} has a wrong hook: {' '.join(lines)}") from e
+        text = _unknown_arguments(target) or _known_hooks(str(e))
+        raise PluginError(f"{describe(candidate)} has a wrong hook: {text}") from e
     except FAILURES as e:
         raise failure(candidate, "cannot be registered", e) from e
     if not pm.get_hookcallers(target):
@@ -165,16 +168,34 @@ def where(error: BaseException, target: str) -> str:
     return own or last
 
 
-def _known_hooks(text: str, known: list[str]) -> str:
+def _unknown_arguments(target: Any) -> str:
+    """What is wrong with the arguments of the plugin's hooks, or nothing."""
+    texts = []
+    for name in _HOOKS:
+        if (function := getattr(target, name, None)) is None or not hasattr(function, f"{CORE}_impl"):
+            continue
+        allowed = list(signature(getattr(hookspecs, name)).parameters)
+        unknown = [
+            p.name
+            for p in signature(function).parameters.values()
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty and p.name not in allowed
+        ]
+        if unknown:
+            may = f"may take {', '.join(allowed)}" if allowed else "takes no argument"
+            texts.append(f"{name} has the unknown argument {', '.join(unknown)}: it {may}")
+    return "; ".join(texts)
+
+
+def _known_hooks(text: str) -> str:
     from difflib import get_close_matches
 
     text = " ".join(text.split())
-    wrong = next(
-        (word for word in text.replace("'", " ").split() if word.startswith("kvcore_") and word not in known), None
-    )
-    near = get_close_matches(wrong, known, n=1) if wrong else []
+    wrong = re.match(r"unknown hook '(\w+)'", text)
+    if wrong is None:
+        return text
+    near = get_close_matches(wrong[1], _HOOKS, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
-    return f"{text}{hint}. The hooks are {', '.join(known)}"
+    return f"{text}{hint}. The hooks are {', '.join(_HOOKS)}"
 
 
 def _expected_hook(candidate: Candidate) -> str:

@@ -1,5 +1,6 @@
 """The registry: which plugins there are, and the one that a name selects."""
 
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,6 +11,7 @@ from kvcore.api.context import Context
 from kvcore.api.errors import ConfigError, PluginError
 from kvcore.api.eviction import EvictionPolicy
 from kvcore.api.hooks import GROUPS, Component
+from kvcore.api.units import brief
 from kvcore.plugins import load as loading
 from kvcore.plugins.discover import Candidate, PluginInfo, Status, normalize, scan
 from kvcore.plugins.hooks import Hooks, interface
@@ -18,6 +20,7 @@ from kvcore.plugins.known import BUILTINS, PACKAGES
 if TYPE_CHECKING:
     from kvcore.api.config import PluginConfig
 
+log = logging.getLogger("kvcore")
 
 _RESERVED = "{name!r} is a built-in of kvcore, and such names are reserved; its author has to rename it"
 
@@ -53,9 +56,13 @@ def plugin_lists(env: Mapping[str, str] = os.environ) -> PluginLists:
 
 
 def registry_from_env(env: Mapping[str, str] = os.environ) -> "Registry":
-    """A registry with the block and allow lists of the environment."""
+    """A registry with the block and allow lists of the environment. Warns of words there that mean no plugin."""
     lists = plugin_lists(env)
-    return Registry(block=lists.block, allow=lists.allow)
+    registry = Registry(block=lists.block, allow=lists.allow)
+    for variable, words in (("KVCORE_BLOCK_PLUGINS", lists.block), ("KVCORE_ALLOW_PLUGINS", lists.allow or ())):
+        if idle := registry.unmatched(words):
+            log.warning("%s: no installed plugin matches %s", variable, ", ".join(map(repr, idle)))
+    return registry
 
 
 class Registry:
@@ -92,6 +99,10 @@ class Registry:
             for c in candidates
             if self._status(c) == "reserved"
         ]
+
+    def unmatched(self, words: Iterable[str]) -> list[str]:
+        """The words of a block or allow list that mean no installed plugin, such as misspelt ones."""
+        return [w for w in words if not any(_names(w, c) for c in self._scan()[0])]
 
     def find(self, kind: str, name: str) -> PluginInfo:
         """The plugin that `name` or `name@distribution` selects. Raises `PluginError`; imports nothing."""
@@ -206,7 +217,7 @@ class Registry:
         if named and distribution:
             return f"no {kind} plugin {bare!r} comes from {distribution!r}: it comes from {_labels(named)}"
         installed = [c for c in self._candidates(kind) if self._status(c) != "reserved"]
-        text = f"no {kind} plugin is named {bare!r}."
+        text = f"no {kind} plugin is named {brief(bare)}."
         names = {c.name for c in installed} | {known for known_kind, known in PACKAGES if known_kind == kind}
         near = nearest(bare, names - {bare})
         hint = (kind, bare) if (kind, bare) in PACKAGES else (kind, near or "")

@@ -2,14 +2,13 @@
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from kvcore.api import format_size, parse_size
-from kvcore.api.config import PluginConfig
+from kvcore.api.config import EvictionSpec, PluginConfig
 
 AUTO_SHARE = 0.5
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*\Z")
@@ -41,16 +40,6 @@ def _check_path(value: Path) -> Path:
     return value
 
 
-def _check_spec(value: object) -> Any:
-    if isinstance(value, str) and value:
-        return value
-    if isinstance(value, Mapping) and isinstance(value.get("plugin"), str):
-        return dict(value)
-    raise ValueError(
-        f"{value!r} is not an eviction policy: write a name such as lru, or {{plugin: NAME, option: value}}"
-    )
-
-
 Capacity = Annotated[
     int | str,
     BeforeValidator(_parse_capacity),
@@ -77,7 +66,7 @@ class DiskConfig(PluginConfig):
     """The most that objects and writes in flight may occupy: a size (`50GiB`), or a share (`80%`) of what the file
     system has free when the storage opens plus what the cache already holds. `auto` is `50%`."""
 
-    eviction: Annotated[Any, BeforeValidator(_check_spec)] = "lru"
+    eviction: EvictionSpec = "lru"
     """The policy that chooses what goes when the capacity is reached: a name, or `{plugin: NAME, option: value}`."""
 
     fsync: bool = False

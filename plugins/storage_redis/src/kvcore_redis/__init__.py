@@ -1,0 +1,3 @@
+"""kvcore storage in Redis and Valkey."""
+
+__version__ = "0.1.0"

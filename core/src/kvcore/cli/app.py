@@ -17,6 +17,7 @@ COMMANDS = {
     "config": ("kvcore.cli.config", "check a configuration, show its values and where they come from"),
     "doctor": ("kvcore.cli.doctor", "examine this machine, the plugins and every tier"),
     "bench": ("kvcore.cli.bench", "measure speed against this machine's limits"),
+    "store": ("kvcore.cli.store", "list, verify, copy and clean what the tiers hold"),
 }
 """Command -> its module and help. A module offers `add_arguments(parser)` and `run(args) -> int`; it is imported only
 when its command is used, and a command whose module is absent does not exist."""

@@ -3,14 +3,16 @@
 import json
 import os
 import pty
+import socket
 import subprocess
 import sys
 
 import pytest
 from plugin_samples import storage, write_distribution
 
+from kvcore.api import Finding
 from kvcore.cli import main
-from kvcore.cli.child import call
+from kvcore.cli.child import Outcome, call
 
 
 @pytest.fixture(autouse=True)
@@ -229,6 +231,87 @@ def test_doctor_finds_what_is_wrong(acme, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "error   config: flag l1.size: l1.size: '8' is not a size" in out
     assert "        -> " in out
+
+
+def found_by_doctor(capsys, *flags, code=0):
+    """The texts of doctor's warnings and errors by subject."""
+    arguments = [word for flag in flags for word in ("--set", flag)]
+    assert main(["doctor", "--json", *arguments]) == code
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    bad = [f for f in findings if f["level"] in ("warning", "error")]
+    assert all(f["remedy"] for f in bad)
+    texts: dict[str, str] = {}
+    for f in bad:
+        texts[f["subject"]] = f"{texts.get(f['subject'], '')}{f['level']}: {f['text']} -> {f['remedy']}\n"
+    return texts
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Doctor without what takes seconds and is tested above."""
+    monkeypatch.setenv("KVCORE_ALLOW_PLUGINS", "kvcore,kvcore-disk,kvcore-listener")
+    monkeypatch.setattr("kvcore.cli.doctor.call", lambda *words, timeout_s: Outcome(False, "not looked at", 0.0))
+
+
+@pytest.mark.usefixtures("quick")
+def test_doctor_warns_of_what_a_configuration_promises_too_much(tmp_path, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        found = found_by_doctor(
+            capsys,
+            "l1.size=2MiB",
+            f"metrics_port={port}",
+            f"l2=[{{storage: memory}}, {{storage: {{plugin: memory, capacity: 900TiB}}}}, "
+            f"{{storage: {{plugin: disk, path: {tmp_path}/x, capacity: 900TiB}}}}, "
+            f"{{storage: {{plugin: disk, path: {tmp_path}/y/../x}}}}]",
+            code=1,  # torch was "not looked at"
+        )
+    assert "l1.size is 2 MiB: room for a few objects" in found["l1"]
+    assert f"metrics_port {port} cannot be served: Address already in use" in found["metrics"]
+    assert "has no capacity: it grows until memory is full" in found["tier memory"]
+    assert "its capacity is 900 TiB, but it holds 0 B and " in found["tier memory-2"]
+    assert "its capacity is 900 TiB, but it holds 0 B and " in found["tier disk"]
+    assert "are free on its file system -> lower its capacity to at most " in found["tier disk"]
+    assert f"keeps its objects in {tmp_path}/x, as tier disk does" in found["tier disk-2"]
+    assert "capacity" not in found["tier disk-2"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_doctor_fails_for_hooks_that_cannot_be_used(site, capsys, monkeypatch):
+    monkeypatch.setattr("kvcore.cli.doctor._torch", lambda: iter(()))
+    monkeypatch.setattr("kvcore.cli.doctor._engines", lambda registry: iter(()))
+    code = "from kvcore.api import hookimpl\n@hookimpl\ndef kvcore_stored(events, tier): pass\n"
+    write_distribution(
+        site, "kvcore-listener", {"kvcore.hooks": {"listener": "fake_listener"}}, {"fake_listener": code}
+    )
+    small = ("l1.size=64MiB", "l2=[]")
+    assert "hooks" not in found_by_doctor(capsys, *small)
+    found = found_by_doctor(capsys, *small, "hooks=[listener]", code=1)
+    assert "error: hooks plugin 'listener' (kvcore-listener 1.0) has a wrong hook" in found["hooks"]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("path", ["/" + "x" * 5000, "~nobody-here/x", "/proc/none", '"a\\0b"'])
+def test_doctor_of_a_path_that_cannot_be(capsys, path):
+    found = found_by_doctor(capsys, "l1.size=64MiB", f"l2=[{{storage: {{plugin: disk, path: {path}}}}}]", code=1)
+    assert "error: " in found["tier disk"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_doctor_survives_a_check_that_fails(capsys, monkeypatch):
+    def fails():
+        yield Finding("strange", "before", "a level of its own")
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr("kvcore.cli.machine.memory", fails)
+    assert main(["doctor", "--set", "l1.size=64MiB", "--set", "l2=[]"]) == 1
+    out = capsys.readouterr().out
+    assert "strange before: a level of its own" in out
+    assert "error   doctor: a check failed: ZeroDivisionError: oh" in out
+    assert "ok      config: " in out
+    assert "write PATH=VALUE" in found_by_doctor(capsys, "l1.size", code=1)["doctor"]
 
 
 # --- the terminal

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 
@@ -52,9 +53,14 @@ _MARK = "kvcore-child:"
 
 
 def _answer(stdout: str) -> Any:
-    """The last marked line: plugins may print what they like at import."""
-    marked = [line for line in stdout.splitlines() if line.startswith(_MARK)]
-    return json.loads(marked[-1].removeprefix(_MARK)) if marked else None
+    """The last marked line: plugins may print what they like, before and after."""
+    for line in reversed(stdout.splitlines()):
+        if line.startswith(_MARK):
+            with suppress(ValueError):
+                answer = json.loads(line.removeprefix(_MARK))
+                if isinstance(answer, dict) and answer.keys() >= {"ok", "text", "value"}:
+                    return answer
+    return None
 
 
 def _plugin(kind: str, name: str) -> Any:

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 from kvcore.api.engine import Finding
+from kvcore.api.errors import KVCoreError, PluginError
 from kvcore.cli import machine, tiers
 from kvcore.cli.child import call
 from kvcore.cli.config import add_set, flags
-from kvcore.cli.output import paint, print_json, track
+from kvcore.cli.output import COLOURS, paint, print_json, track
 from kvcore.config import load_config
 from kvcore.plugins import Registry, registry_from_env
 
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     findings: list[Finding] = []
     for check in track(checks, "examining", quiet=args.json):
-        for finding in check():
+        for finding in _guarded(check):
             findings.append(finding)
             if not args.json:
                 _print(finding)
@@ -48,8 +49,19 @@ def run(args: argparse.Namespace) -> int:
     return 0 if ok else 1
 
 
+def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """What a check finds. One that fails is a finding, too, and the next ones still run."""
+    try:
+        yield from check()
+    except KVCoreError as e:
+        yield Finding("error", "doctor", str(e), "correct it, and run doctor again")
+    except Exception as e:
+        yield Finding("error", "doctor", f"a check failed: {type(e).__name__}: {e}", "report it, with this line")
+
+
 def _print(finding: Finding) -> None:
-    print(f"{paint(f'{finding.level:<7}', finding.level)} {finding.subject}: {finding.text}", flush=True)
+    colour = finding.level if finding.level in COLOURS else "note"  # an engine plugin may have made it
+    print(f"{paint(f'{finding.level:<7}', colour)} {finding.subject}: {finding.text}", flush=True)
     if finding.remedy:
         print(f"        {paint('->', 'dim')} {finding.remedy}", flush=True)
 
@@ -141,10 +153,17 @@ def _configuration(registry: Registry, args: argparse.Namespace) -> Iterator[Fin
             yield Finding("error", "config", str(fault), "see `kvcore plugins show NAME` and docs/configuration.md")
         return
     yield Finding("ok", "config", config.file or "no file: the defaults are in force")
+    try:
+        registry.use_hooks(config.hooks)
+    except PluginError as e:
+        yield Finding("error", "hooks", str(e), "correct the plugin, or take it out of hooks")
+        return  # its wrappers are part of every tier
     yield from machine.l1_size(config.l1.size)
+    yield from machine.metrics_port(config.metrics_port)
     if not config.l2:
         yield Finding(
             "note", "tiers", "none: what leaves L1 is lost", "add l2: [{storage: disk}] (pip install kvcore-disk)"
         )
+    yield from tiers.shared_paths(config.l2)
     for tier in config.l2:
         yield from tiers.probe(tier, registry)

@@ -3,6 +3,7 @@
 import os
 import platform
 import resource
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from kvcore.l1.arena import available_memory
 LOW_MEMORY_BYTES = 1 << 30
 SHM = "/dev/shm"  # noqa: S108
 LOW_SHM_BYTES = 64 << 20
+LOW_L1_BYTES = 64 << 20
+"""A few objects: one has 1 MiB and more."""
 
 
 def python() -> Iterator[Finding]:
@@ -109,5 +112,23 @@ def l1_size(size: int | Literal["auto"]) -> Iterator[Finding]:
     elif size > 0.8 * available:
         text = f"l1.size is {format_size(size)} of {format_size(available)} available"
         yield Finding("warning", "l1", text, "leave memory for the engine: lower l1.size")
+    elif size < LOW_L1_BYTES:
+        text = f"l1.size is {format_size(size)}: room for a few objects, which push each other out"
+        yield Finding("warning", "l1", text, "raise l1.size; a prompt of 8,000 tokens has about 1 GiB on an 8B model")
     else:
         yield Finding("ok", "l1", f"{format_size(size)} of {format_size(available)} available")
+
+
+def metrics_port(port: int | None) -> Iterator[Finding]:
+    """Whether the port of the metrics is free."""
+    if not port:
+        return  # not served, or any free one
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as e:
+            text = f"metrics_port {port} cannot be served: {e.strerror}"
+            yield Finding("warning", "metrics", text, "give another port, or end what uses it: ss -ltnp")
+        else:
+            yield Finding("ok", "metrics", f"port {port} is free")

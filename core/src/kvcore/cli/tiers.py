@@ -5,12 +5,13 @@ import os
 import random
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kvcore.api import KVCoreError, Loaded, ObjectKey, ObjectLayout, Stored, format_size
+from kvcore.api import KVCoreError, Loaded, ObjectKey, ObjectLayout, Stored, Usage, format_size
 from kvcore.api.engine import Finding
 from kvcore.config import TierConfig
+from kvcore.l1.arena import available_memory
 from kvcore.l2 import HEADER_BYTES, Codec, Threads, Tier, Transfer
 from kvcore.observe import Metrics
 from kvcore.plugins import Registry
@@ -38,7 +39,7 @@ def probe(config: TierConfig, registry: Registry) -> Iterator[Finding]:
             timeout_s=max(config.timeout, 30.0),
             metrics=Metrics(),
         )
-        yield from asyncio.run(_round_trip(subject, tier))
+        yield from asyncio.run(_round_trip(subject, config, tier))
     except (KVCoreError, OSError) as e:
         yield Finding("error", subject, f"{config.storage.plugin}: {e}", "correct its options, or remove the tier")
     except Exception as e:  # a plugin's own bug must not end the examination
@@ -48,30 +49,86 @@ def probe(config: TierConfig, registry: Registry) -> Iterator[Finding]:
         threads.close()
 
 
-def _space(subject: str, config: TierConfig) -> Iterator[Finding]:
+def shared_paths(configs: Sequence[TierConfig]) -> Iterator[Finding]:
+    """Tiers that keep their objects in one place: each object is then stored twice and evicted twice."""
+    first: dict[str, str] = {}
+    for config in configs:
+        try:
+            path = _path(config)
+            if path is None:
+                continue
+            place = os.path.realpath(path)
+        except (RuntimeError, ValueError):
+            continue  # an unknown user's home, a NUL: the probe says so
+        if place in first:
+            text = f"keeps its objects in {place}, as tier {first[place]} does"
+            yield Finding("warning", f"tier {config.name}", text, "give each tier a path of its own, or remove one")
+        first.setdefault(place, config.name)
+
+
+def _path(config: TierConfig) -> Path | None:
     path = getattr(config.storage.options, "path", None)
-    if path is None:
-        return
-    here = Path(path).expanduser()
+    return Path(path).expanduser() if isinstance(path, str | Path) else None
+
+
+def _free(config: TierConfig) -> tuple[Path, int] | None:
+    """The directory of the tier, or what exists of it, and the bytes that are free there. None: it has none."""
+    here = _path(config)
+    if here is None:
+        return None
     while not here.exists() and here != here.parent:
         here = here.parent
+    found = os.statvfs(here)
+    return here, found.f_bavail * found.f_frsize
+
+
+def _space(subject: str, config: TierConfig) -> Iterator[Finding]:
     try:
-        found = os.statvfs(here)
-    except OSError as e:
-        yield Finding("error", subject, f"{here} cannot be examined: {e.strerror}", "give a path that is mounted")
+        found = _free(config)
+    except (OSError, RuntimeError, ValueError) as e:  # also a home directory that is not known
+        text = f"its path cannot be examined: {getattr(e, 'strerror', None) or e}"
+        yield Finding("error", subject, text, "give a path that is mounted")
         return
-    free = found.f_bavail * found.f_frsize
-    level, remedy = ("ok", "") if free > LOW_SPACE_BYTES else ("warning", "free space, or give another path")
-    yield Finding(level, subject, f"{format_size(free)} free below {here}", remedy, {"free_bytes": free})  # type: ignore[arg-type]
+    if found is None:
+        return
+    here, free = found
+    text, data = f"{format_size(free)} free below {here}", {"free_bytes": free}
+    if free > LOW_SPACE_BYTES:
+        yield Finding("ok", subject, text, data=data)
+    else:
+        yield Finding("warning", subject, text, "free space, or give another path", data)
 
 
-async def _round_trip(subject: str, tier: Tier) -> list[Finding]:
+async def _round_trip(subject: str, config: TierConfig, tier: Tier) -> list[Finding]:
     try:
         await tier.open()
         await tier.ping()
-        return await _timed(subject, tier)
+        findings = await _timed(subject, tier)
+        usage = await tier.usage()
+        return findings if usage is None else [*findings, *_capacity(subject, config, tier, usage)]
     finally:
         await tier.close()
+
+
+def _capacity(subject: str, config: TierConfig, tier: Tier, usage: Usage) -> Iterator[Finding]:
+    """Whether the storage may grow beyond what there is."""
+    in_memory = not tier.storage.persistent and not tier.storage.shared
+    if usage.capacity_bytes is None:
+        if in_memory:
+            remedy = f"give it a capacity, such as {{plugin: {config.storage.plugin}, capacity: 4GiB}}"
+            yield Finding("warning", subject, "has no capacity: it grows until memory is full", remedy)
+        return
+    found = _free(config)
+    if found is None and not in_memory:
+        return
+    free = found[1] if found is not None else available_memory()
+    if usage.capacity_bytes > free + usage.nbytes:
+        text = (
+            f"its capacity is {format_size(usage.capacity_bytes)}, but it holds {format_size(usage.nbytes)} and "
+            f"{format_size(free)} {'are free on its file system' if found else 'of memory are available'}"
+        )
+        remedy = f"lower its capacity to at most {format_size(free + usage.nbytes)}, or make room"
+        yield Finding("warning", subject, text, remedy)
 
 
 async def _timed(subject: str, tier: Tier) -> list[Finding]:
@@ -113,6 +170,6 @@ async def _timed(subject: str, tier: Tier) -> list[Finding]:
         text += f"; holds {usage.objects} objects, {format_size(usage.nbytes)}"
         text += f" of {format_size(usage.capacity_bytes)}" if usage.capacity_bytes is not None else ""
     if min(store, load) < SLOW_BYTES_S:
-        remedy = "loading may be slower than computing: use a faster device or network, or a stronger serde"
+        remedy = "loading may be slower than computing: use a faster device or network, or a faster serde"
         return [Finding("warning", subject, text, remedy, data)]
     return [Finding("ok", subject, text, data=data)]

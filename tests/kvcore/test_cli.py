@@ -318,9 +318,55 @@ def test_doctor_survives_a_check_that_fails(capsys, monkeypatch):
 
 
 def test_no_traceback_when_the_reader_leaves():
-    command = f"{sys.executable} -m kvcore plugins list --json | head -c 1"
+    command = f"set -o pipefail; {sys.executable} -m kvcore plugins list --json | head -c 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("[", "")
+
+
+NO_SPACE = "kvcore: cannot write: No space left on device\n"
+CLOSED = "kvcore: standard output is closed: send it somewhere, if only to /dev/null\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("command", "status", "says"),
+    [
+        ("config show >/dev/full", 1, NO_SPACE),
+        ("config show --json >/dev/full", 1, NO_SPACE),
+        ("plugins list >&-", 1, CLOSED),
+        ("plugins show qqqqqq 2>/dev/full", 1, ""),
+        ("plugins show qqqqqq 2>&-", 1, ""),
+        ("config check gone.yaml >&- 2>&-", 1, ""),
+    ],
+)
+def test_output_that_cannot_be_written_is_one_line(command, status, says, unbuffered):
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {sys.executable} -m kvcore {command}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (status, says)
+
+
+def test_a_pipe_without_a_reader_is_left_in_silence():
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "kvcore", "config", "show"],
+        stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_help_that_cannot_be_written():
+    command = f"PYTHONUNBUFFERED= {sys.executable} -m kvcore --help >/dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, NO_SPACE)
 
 
 @pytest.mark.parametrize(("env", "colour"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])

@@ -10,13 +10,14 @@ from types import ModuleType
 
 from kvcore import __version__
 from kvcore.api.errors import KVCoreError
-from kvcore.cli.output import error
+from kvcore.cli.output import error, os_error, settle
 
 COMMANDS = {
     "plugins": ("kvcore.cli.plugins", "list, show and check plugins"),
     "config": ("kvcore.cli.config", "check a configuration, show its values and where they come from"),
     "doctor": ("kvcore.cli.doctor", "examine this machine, the plugins and every tier"),
     "bench": ("kvcore.cli.bench", "measure speed against this machine's limits"),
+    "new-plugin": ("kvcore.cli.new_plugin", "write a plugin package that works and passes its own tests"),
     "store": ("kvcore.cli.store", "list, verify, copy and clean what the tiers hold"),
 }
 """Command -> its module and help. A module offers `add_arguments(parser)` and `run(args) -> int`; it is imported only
@@ -24,8 +25,16 @@ when its command is used, and a command whose module is absent does not exist.""
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Parse and run. Never lets a `KVCoreError` out: its text goes to stderr."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """Parse and run. Never lets a `KVCoreError` or an `OSError` out: its text goes to stderr."""
+    if sys.stderr is None:  # closed by the caller, as by `2>&-`
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
+    if sys.stdout is None:
+        error("standard output is closed: send it somewhere, if only to /dev/null")
+        return 1
+    return settle(_run(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _run(arguments: list[str]) -> int:
     try:
         parser, modules = _parser(next((a for a in arguments if not a.startswith("-")), None))
         args = parser.parse_args(arguments)
@@ -33,7 +42,6 @@ def run(argv: Sequence[str] | None = None) -> int:
             parser.print_help()
             return 2
         status: int = modules[args.command].run(args)
-        sys.stdout.flush()
         return status
     except KVCoreError as e:
         error(str(e))
@@ -41,10 +49,10 @@ def run(argv: Sequence[str] | None = None) -> int:
     except SystemExit as e:  # argparse has printed why
         return e.code if isinstance(e.code, int) else 2
     except KeyboardInterrupt:
+        error("interrupted")
         return 130
-    except BrokenPipeError:  # the reader of a pipe has left, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except OSError as e:
+        return os_error(e)
 
 
 def _parser(command: str | None) -> tuple[argparse.ArgumentParser, dict[str, ModuleType]]:

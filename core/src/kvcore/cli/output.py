@@ -1,12 +1,15 @@
 """Output: JSON, tables and marks. Colour only on a terminal without NO_COLOR; rich only there and when installed."""
 
+import errno
 import json
 import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, TextIO
 
+_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 COLOURS = {"ok": "32", "note": "36", "warning": "33", "error": "31", "dim": "2", "bold": "1"}
 
 
@@ -16,8 +19,33 @@ def print_json(value: Any) -> None:
 
 
 def error(text: str) -> None:
-    """An error on stderr: `kvcore: ...`."""
-    print(f"{paint('kvcore:', 'error', sys.stderr)} {text}", file=sys.stderr)
+    """An error on stderr: `kvcore: ...`. Lost when stderr takes nothing: there is no third place to say it."""
+    with suppress(OSError):
+        print(f"{paint('kvcore:', 'error', sys.stderr)} {text}", file=sys.stderr, flush=True)
+
+
+def os_error(cause: OSError) -> int:
+    """Say what the system has refused; the exit status. Not when the reader of a pipe has left, as `head` does."""
+    if isinstance(cause, BrokenPipeError):
+        return 1
+    if cause.filename is not None:
+        error(f"{cause.filename}: {cause.strerror}")
+    else:  # a descriptor: the output, where nothing says otherwise
+        error(f"cannot write: {cause.strerror}" if cause.errno in _WRITE_ERRORS else str(cause))
+    return 1
+
+
+def settle(status: int) -> int:
+    """Let the output arrive; the exit status, which is 1 when it could not."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as e:
+            if stream is sys.stdout:
+                status = status or os_error(e)
+            with suppress(OSError):  # the interpreter would try again at its end, and complain
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return status
 
 
 def coloured(stream: TextIO) -> bool:

@@ -2,6 +2,9 @@
 
 import importlib
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -195,6 +198,58 @@ def test_disk_limit_without_fio(tmp_path: Path) -> None:
     assert limit.write() > 0
     assert limit.read() > 0
     assert sorted(p.stat().st_size for p in (tmp_path / "raw").iterdir()) == [1 << 20] * 4
+
+
+SLOW_FIO = """#!/bin/sh
+[ "$1" = --version ] && exec echo fio-slow
+for word in "$@"; do case "$word" in --directory=*) folder="${word#--directory=}" ;; esac; done
+echo $$ > "$folder/pid"
+exec sleep 60
+"""
+
+
+@pytest.mark.parametrize("group", [True, False], ids=["the whole group, as a terminal does", "this process alone"])
+def test_an_interrupt_is_one_line_and_leaves_nothing(tmp_path: Path, group: bool) -> None:
+    tools, work = tmp_path / "tools", tmp_path / "work"
+    tools.mkdir()
+    work.mkdir()
+    (tools / "fio").write_text(SLOW_FIO)
+    (tools / "fio").chmod(0o755)
+    bench = subprocess.Popen(
+        [sys.executable, "-m", "kvcore", "bench", "--quick", "--only", "disk", "--path", str(work)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    try:
+        end = time.monotonic() + 60
+        while not (written := [p for p in work.glob("*/fio/pid") if p.read_text().strip()]):
+            assert time.monotonic() < end, "fio was never started"
+            assert bench.poll() is None
+            time.sleep(0.02)
+        fio = int(written[0].read_text())
+        (os.killpg if group else os.kill)(bench.pid, signal.SIGINT)
+        _, said = bench.communicate(timeout=60)
+    finally:
+        bench.kill()
+        bench.communicate()
+    assert (bench.returncode, said) == (130, "[1/1] disk\nkvcore: interrupted\n")
+    assert list(work.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(fio, 0)
+
+
+def test_an_interrupt_is_not_hidden_by_what_fails_after_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(setting: Setting) -> list[Row]:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise AssertionError("it cannot be closed now")
+
+    monkeypatch.setattr("kvcore.cli.bench.keys.run", interrupted)
+    assert main(["bench", "--only", "keys"]) == 130
+    assert capsys.readouterr().err.splitlines()[1:] == ["kvcore: interrupted"]
 
 
 @pytest.mark.parametrize(("group", "plugin"), [("disk", "disk"), ("serde", "zstd")])

@@ -50,7 +50,12 @@ def run(args: argparse.Namespace) -> int:
         setting = Setting(args.quick, path, _say, args.peer, find_scripts(args.peer_scripts))
     described = machine.describe(path, setting.peer_name())
     begun = time.monotonic()
-    rows = measure_all(args.only or GROUPS, setting)
+    try:
+        rows = measure_all(args.only or GROUPS, setting)
+    except Exception as error:
+        if _interrupted(error):  # closing what was in use has failed: no wonder, and not what happened
+            raise KeyboardInterrupt from error
+        raise
     described["seconds"] = round(time.monotonic() - begun, 1)
     if args.json:
         print_json({"machine": described, "rows": [row.as_json() for row in rows]})
@@ -68,6 +73,12 @@ def measure_all(groups: Sequence[str], setting: Setting) -> list[Row]:
         setting.say(f"[{i}/{len(chosen)}] {group}")
         rows += import_module(f"kvcore.cli.bench.{group}").run(setting)
     return rows
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _say(text: str) -> None:

@@ -133,6 +133,10 @@ class _Disk:
         _rest()
 
     def close(self) -> None:
+        if left := asyncio.all_tasks(self._loop):  # interrupted
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self._loop.run_until_complete(self._calls.delete(self._keys))
         self._loop.run_until_complete(self._tier.close())
         self._threads.close()

@@ -72,7 +72,7 @@ def _process(code: str) -> Callable[[], float]:
 
     def sample() -> float:
         begun = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=True)
+        subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=True)
         return time.perf_counter() - begun
 
     return sample

@@ -43,6 +43,11 @@ class Progress:
         if self._shown and time.monotonic() - self._drawn_at >= REDRAW_S:
             self._draw()
 
+    def now(self, what: str) -> None:
+        """What is being done from here on."""
+        self._what = what
+        self._draw()
+
     def say(self, text: str) -> None:
         """A line of the result, on stdout."""
         self._clear()

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from kvcore.api.errors import ConfigError
-from kvcore.cli.bench import machine
+from kvcore.cli.bench import l2, machine
 from kvcore.cli.bench.peer import check_python, find_scripts
 from kvcore.cli.bench.rows import Row
 from kvcore.cli.bench.setting import Setting
@@ -36,11 +36,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peer-scripts", metavar="DIR", help="scripts that measure the peer (default: benchmarks/peer)"
     )
+    subjects = parser.add_subparsers(dest="subject", metavar="SUBJECT")
+    help_text = "the configured tiers instead, with and without their serdes"
+    l2.add_arguments(subjects.add_parser("l2", help=help_text, description=help_text, allow_abbrev=False))
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print. JSON: {machine: {...}, rows: [{name, value, unit, limit, ratio_to_limit, peer,
     ratio_to_peer}]}; a row may have a `note`. Raises `ConfigError` and `PeerError` for what it cannot use."""
+    if args.subject == "l2":
+        return l2.run(args)
     path = Path(args.path or tempfile.gettempdir()).resolve()
     if not path.is_dir():
         raise ConfigError(f"--path {args.path}: no such directory")

@@ -23,7 +23,7 @@ from kvcore.cli.bench.rows import BUDGETS, Budget, Row
 from kvcore.cli.bench.setting import Setting
 from kvcore.plugins import Registry
 
-FIELDS = {"name", "value", "unit", "limit", "ratio_to_limit", "peer", "ratio_to_peer"}
+FIELDS = {"name", "value", "unit", "limit", "ratio_to_limit", "peer", "ratio_to_peer", "budget", "budget_met"}
 PROMISED = {
     "keys": {"keys.tokens_buffer", "keys.tokens_list", "keys.engine"},
     "l1": {"l1.lookup_hit", "l1.reserve_publish", "l1.alloc_free"},
@@ -130,6 +130,13 @@ def test_budgets_name_rows_that_exist_and_judge_them() -> None:
     assert least.met(row) is False
     assert most.met(row._replace(value=None)) is None
     assert str(least) == ">= 0.9 /limit"
+    lookup = Row("l1.lookup_hit", 0.13, "us").as_json()
+    assert (lookup["budget"], lookup["budget_met"]) == ({"of": "value", "most": 0.12}, False)
+    transfer_row = Row("transfer.load", 9.0, "GB/s", 10.0, 0.9).as_json()
+    assert (transfer_row["budget"], transfer_row["budget_met"]) == ({"of": "ratio_to_limit", "least": 0.85}, True)
+    unmeasured = Row("disk.load", None, "GB/s").as_json()
+    assert (unmeasured["budget"], unmeasured["budget_met"]) == ({"of": "ratio_to_limit", "least": 0.95}, None)
+    assert (Row("a", 1.0, "us").as_json()["budget"], Row("a", 1.0, "us").as_json()["budget_met"]) == (None, None)
 
 
 def test_peer_script(tmp_path: Path) -> None:

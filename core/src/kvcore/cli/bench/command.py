@@ -43,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print. JSON: {machine: {...}, rows: [{name, value, unit, limit, ratio_to_limit, peer,
-    ratio_to_peer}]}; a row may have a `note`. Raises `ConfigError` and `PeerError` for what it cannot use."""
+    ratio_to_peer, budget, budget_met}]}; a row may have a `note`; its budget is {of, most} or {of, least}.
+    Raises `ConfigError` and `PeerError` for what it cannot use."""
     if args.subject == "l2":
         return l2.run(args)
     path = Path(args.path or tempfile.gettempdir()).resolve()

@@ -22,7 +22,10 @@ class Row(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """The row of `kvcore bench --json`; `note` stands only where it says something."""
+        budget = BUDGETS.get(self.name)
         fields = {k: _short(v) for k, v in self._asdict().items()}
+        fields["budget"] = budget.as_json() if budget else None
+        fields["budget_met"] = budget.met(self) if budget else None
         if not self.note:
             del fields["note"]
         return fields
@@ -41,6 +44,10 @@ class Budget(NamedTuple):
         if number is None:
             return None
         return (self.most is None or number <= self.most) and (self.least is None or number >= self.least)
+
+    def as_json(self) -> dict[str, Any]:
+        """`{of, most}` or `{of, least}`."""
+        return {k: v for k, v in self._asdict().items() if v is not None}
 
     def __str__(self) -> str:
         sign, bound = ("<=", self.most) if self.most is not None else (">=", self.least)

@@ -8,11 +8,12 @@ import subprocess
 import sys
 
 import pytest
-from plugin_samples import storage, write_distribution
+from plugin_samples import storage
 
 from kvcore.api import Finding
 from kvcore.cli import main
 from kvcore.cli.child import Outcome, call
+from kvcore.testing import dist
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +27,7 @@ def clean(monkeypatch, tmp_path):
 @pytest.fixture
 def acme(site):
     """A third-party storage with options."""
-    write_distribution(site, "kvcore-acme", {"kvcore.storage": {"acme": "fake_acme"}}, {"fake_acme": storage()})
+    dist(site, "kvcore-acme", {"kvcore.storage": {"acme": "fake_acme"}}, {"fake_acme": storage()})
     return site
 
 
@@ -57,7 +58,7 @@ def test_plugins_list_json_is_stable(acme, capsys):
 
 
 def test_plugins_list_as_text_names_what_is_wrong(site, capsys):
-    write_distribution(site, "kvcore-acme", {"kvcore.storage": {"memory": "fake_acme"}})
+    dist(site, "kvcore-acme", {"kvcore.storage": {"memory": "fake_acme"}})
     assert main(["plugins", "list", "--kind", "storage"]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[0].split() == ["KIND", "NAME", "DISTRIBUTION", "VERSION", "STATUS"]
@@ -111,7 +112,7 @@ def test_plugins_check_survives_what_aborts_and_what_hangs(site, monkeypatch, ca
         "hang": "import time\ntime.sleep(60)\n",
         "noisy": "print('kvcore-child:')\n" + storage().replace("factory=Store", "factory=None"),
     }.items():
-        write_distribution(site, f"acme-{name}", {"kvcore.storage": {name: f"fake_{name}"}}, {f"fake_{name}": source})
+        dist(site, f"acme-{name}", {"kvcore.storage": {name: f"fake_{name}"}}, {f"fake_{name}": source})
     monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     results = {}
     for name in ("good", "abort", "hang", "noisy"):
@@ -283,9 +284,7 @@ def test_doctor_fails_for_hooks_that_cannot_be_used(site, capsys, monkeypatch):
     monkeypatch.setattr("kvcore.cli.doctor._torch", lambda: iter(()))
     monkeypatch.setattr("kvcore.cli.doctor._engines", lambda registry: iter(()))
     code = "from kvcore.api import hookimpl\n@hookimpl\ndef kvcore_stored(events, tier): pass\n"
-    write_distribution(
-        site, "kvcore-listener", {"kvcore.hooks": {"listener": "fake_listener"}}, {"fake_listener": code}
-    )
+    dist(site, "kvcore-listener", {"kvcore.hooks": {"listener": "fake_listener"}}, {"fake_listener": code})
     small = ("l1.size=64MiB", "l2=[]")
     assert "hooks" not in found_by_doctor(capsys, *small)
     found = found_by_doctor(capsys, *small, "hooks=[listener]", code=1)
@@ -396,9 +395,7 @@ def test_a_child_reports_how_it_ended():
 def test_config_check_loads_the_hooks(site, tmp_path, capsys):
     """So that a misspelt hook is not first seen when the engine starts."""
     code = "from kvcore.api import hookimpl\n\n@hookimpl\ndef kvcore_stord(events):\n    pass\n"
-    write_distribution(
-        site, "kvcore-listener", {"kvcore.hooks": {"listener": "fake_listener"}}, {"fake_listener": code}
-    )
+    dist(site, "kvcore-listener", {"kvcore.hooks": {"listener": "fake_listener"}}, {"fake_listener": code})
     file = tmp_path / "kvcore.yaml"
     file.write_text("hooks: [listener]\n")
     assert main(["config", "check", str(file)]) == 1

@@ -5,18 +5,19 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from plugin_samples import storage, write_distribution
+from plugin_samples import storage
 
 from kvcore.api import ConfigError
 from kvcore.api.serde import MAX_STAGES
 from kvcore.config import Config, InvalidConfigError, load_config
 from kvcore.plugins import PluginSpec, Registry
+from kvcore.testing import dist
 
 
 @pytest.fixture
 def registry(site):
     """The built-ins and one third-party storage, `acme`, with options."""
-    write_distribution(site, "kvcore-acme", {"kvcore.storage": {"acme": "fake_acme"}}, {"fake_acme": storage()})
+    dist(site, "kvcore-acme", {"kvcore.storage": {"acme": "fake_acme"}}, {"fake_acme": storage()})
     return Registry(path=[str(site)])  # whatever else is installed here
 
 
@@ -60,7 +61,7 @@ def test_the_defaults(load):
 
 
 def test_without_a_file_an_installed_disk_is_the_tier(site):
-    write_distribution(site, "acme-disk", {"kvcore.storage": {"disk": "fake_disk"}}, {"fake_disk": storage()})
+    dist(site, "acme-disk", {"kvcore.storage": {"disk": "fake_disk"}}, {"fake_disk": storage()})
     registry = Registry(path=[str(site)])
     flags = {"l2[0].storage.bucket": "b"}
     config = load_config(env={}, flags=flags, registry=registry)
@@ -323,7 +324,7 @@ l2:
         "kvcore.yaml:6:41: l2[1].storage.eviction: no eviction plugin is named 'lruu'. Did you mean"
     )
     assert "kvcore.yaml:7:41: l2[2].storage.eviction: {'size': 3} is not an eviction policy" in third
-    assert load("l2: [{storage: {plugin: memory, eviction: s3fifo}}]").l2[0].storage.options.eviction == "s3fifo"
+    assert load("l2: [{storage: {plugin: memory, eviction: s3fifo}}]").l2[0].storage.options.eviction.plugin == "s3fifo"
     env = {"KVCORE_L2__0__STORAGE__EVICTION": "lruu"}
     assert "environment KVCORE_L2__0__STORAGE__EVICTION: " in faults("l2: [{storage: memory}]", env=env)[0]
 

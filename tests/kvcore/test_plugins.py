@@ -4,17 +4,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from plugin_samples import storage, write_distribution
+from plugin_samples import storage
 
 from kvcore import __version__
 from kvcore.api import BlockingStorage, ConfigError, Context, EvictionPolicy, PluginError
 from kvcore.plugins import PluginSpec, Registry, plugin_lists, registry_from_env
 from kvcore.plugins.known import BUILTINS
+from kvcore.testing import dist, installed
 
 
 def acme(site: Path, source: str, **kwargs) -> Registry:
     """A registry that sees one distribution, kvcore-acme, with the storage plugin `acme`."""
-    write_distribution(site, "kvcore-acme", {"kvcore.storage": {"acme": "fake_acme"}}, {"fake_acme": source}, **kwargs)
+    dist(site, "kvcore-acme", {"kvcore.storage": {"acme": "fake_acme"}}, {"fake_acme": source}, **kwargs)
     return Registry()
 
 
@@ -64,16 +65,13 @@ def test_raw_options_are_validated(site):
         acme(site, storage()).create("storage", PluginSpec("acme", {"buckt": "b"}, "l2[0].storage"))
 
 
-def test_the_same_distribution_twice_on_the_path_is_no_clash(site, tmp_path, monkeypatch):
-    write_distribution(site, "kvcore-acme", {"kvcore.storage": {"acme": "fake_acme"}}, {"fake_acme": storage("first")})
-    other = tmp_path / "other"
-    write_distribution(
-        other, "kvcore_acme", {"kvcore.storage": {"acme": "fake_acme"}}, {"fake_acme": storage("second")}
-    )
-    monkeypatch.syspath_prepend(str(other))
-    registry = Registry()
-    assert [i.status for i in registry.available("storage") if i.name == "acme"] == ["ready"]
-    assert registry.create("storage", PluginSpec("acme", {"bucket": "b"})).label == "second"  # first on the path
+def test_the_same_distribution_twice_on_the_path_is_no_clash(site, tmp_path):
+    dist(site, "kvcore-acme", {"kvcore.storage": {"acme": "fake_acme"}}, {"fake_acme": storage("first")})
+    with installed(tmp_path / "other") as other:
+        dist(other, "kvcore_acme", {"kvcore.storage": {"acme": "fake_acme"}}, {"fake_acme": storage("second")})
+        registry = Registry()
+        assert [i.status for i in registry.available("storage") if i.name == "acme"] == ["ready"]
+        assert registry.create("storage", PluginSpec("acme", {"bucket": "b"})).label == "second"  # first on the path
 
 
 def test_broken_metadata_of_others_is_passed_over(site):
@@ -94,14 +92,18 @@ def test_broken_metadata_of_others_is_passed_over(site):
 
 
 def test_an_unknown_group_is_reported(site):
-    write_distribution(site, "kvcore-acme", {"kvcore.storages": {"acme": "fake_acme"}})
+    dist(site, "kvcore-acme", {"kvcore.storages": {"acme": "fake_acme"}})
     assert any("'kvcore.storages', which is no plugin kind" in p for p in Registry().problems())
 
 
 def test_path_limits_the_search_and_a_source_tree_still_has_its_builtins(tmp_path):
-    write_distribution(tmp_path, "kvcore-acme", {"kvcore.storage": {"acme": "fake_acme"}})
+    dist(tmp_path, "kvcore-acme", {"kvcore.storage": {"acme": "fake_acme"}})
     registry = Registry(path=[str(tmp_path)])
-    assert [(i.name, i.builtin) for i in registry.available("storage")] == [("acme", False), ("memory", True)]
+    assert [(i.name, i.builtin) for i in registry.available("storage")] == [
+        ("acme", False),
+        ("faulty", True),
+        ("memory", True),
+    ]
     assert {i.name for i in registry.available("eviction")} == set(BUILTINS["eviction"])
     assert [i.version for i in registry.available("keys")] == [__version__] * 2
 
@@ -115,11 +117,11 @@ def test_unknown_kind(site):
 
 
 def test_an_unknown_name_gives_the_installed_the_nearest_and_the_command(tmp_path):
-    write_distribution(tmp_path, "kvcore-acme", {"kvcore.storage": {"acme": "fake_acme"}}, version="2.3")
+    dist(tmp_path, "kvcore-acme", {"kvcore.storage": {"acme": "fake_acme"}}, version="2.3")
     registry = Registry(path=[str(tmp_path)])
     text = refused(registry, "acmee")
     assert "no storage plugin is named 'acmee'" in text
-    assert f"Installed: acme (kvcore-acme 2.3), memory (kvcore {__version__})" in text
+    assert f"Installed: acme (kvcore-acme 2.3), faulty (kvcore {__version__}), memory (kvcore {__version__})" in text
     assert "Did you mean 'acme'?" in text
     assert "pip install" not in text
     assert "To get 'disk': pip install kvcore-disk" in refused(registry, "disk")
@@ -131,9 +133,9 @@ def test_an_unknown_name_gives_the_installed_the_nearest_and_the_command(tmp_pat
 
 
 def test_two_distributions_of_one_name(site):
-    for dist, version in (("kvcore-acme", "1.0"), ("other-acme", "2.0")):
-        module = dist.replace("-", "_") + "_m"
-        write_distribution(site, dist, {"kvcore.storage": {"acme": module}}, {module: storage(dist)}, version=version)
+    for name, version in (("kvcore-acme", "1.0"), ("other-acme", "2.0")):
+        module = name.replace("-", "_") + "_m"
+        dist(site, name, {"kvcore.storage": {"acme": module}}, {module: storage(name)}, version=version)
     registry = Registry()  # no error until it is selected
     assert [i.status for i in registry.available("storage") if i.name == "acme"] == ["clash", "clash"]
     text = refused(registry)
@@ -145,7 +147,7 @@ def test_two_distributions_of_one_name(site):
 
 
 def test_a_distribution_that_declares_a_name_twice(site):
-    write_distribution(site, "kvcore-acme", {"kvcore.storage": {"acme": "fake_a"}, "kvcore.serde": {}})
+    dist(site, "kvcore-acme", {"kvcore.storage": {"acme": "fake_a"}, "kvcore.serde": {}})
     points = site / "kvcore_acme-1.0.dist-info" / "entry_points.txt"
     points.write_text("[kvcore.storage]\nacme = fake_a\nacme = fake_b\n")
     assert "declares the name twice" in refused(Registry())
@@ -154,7 +156,7 @@ def test_a_distribution_that_declares_a_name_twice(site):
 
 
 def test_a_third_party_never_takes_a_builtin_name(site):
-    write_distribution(site, "kvcore-acme", {"kvcore.storage": {"memory": "fake_acme"}}, {"fake_acme": storage()})
+    dist(site, "kvcore-acme", {"kvcore.storage": {"memory": "fake_acme"}}, {"fake_acme": storage()})
     registry = Registry()
     assert registry.find("storage", "memory").distribution == "kvcore"
     assert registry.component("storage", "memory").config.__name__ == "MemoryConfig"
@@ -230,7 +232,7 @@ def test_other_modules_that_are_no_plugins(site, source, says):
 
 
 def test_an_entry_point_without_its_module(site):
-    write_distribution(site, "kvcore-acme", {"kvcore.storage": {"acme": "fake_gone.plugin", "bad": "not a module"}})
+    dist(site, "kvcore-acme", {"kvcore.storage": {"acme": "fake_gone.plugin", "bad": "not a module"}})
     assert "No module named 'fake_gone'" in refused(Registry())
     assert "cannot be imported" in refused(Registry(), "bad")
 
@@ -248,7 +250,7 @@ def test_a_hook_with_a_wrong_argument(site):
 
 def test_an_observer_with_a_wrong_argument(site):
     code = "from kvcore.api import hookimpl\n@hookimpl\ndef kvcore_stored(events, tier, more=1): pass\n"
-    write_distribution(site, "kvcore-watch", {"kvcore.hooks": {"watch": "fake_watch"}}, {"fake_watch": code})
+    dist(site, "kvcore-watch", {"kvcore.hooks": {"watch": "fake_watch"}}, {"fake_watch": code})
     with pytest.raises(PluginError) as caught:
         Registry().use_hooks(["watch"])
     assert str(caught.value).endswith("kvcore_stored has the unknown argument tier: it may take events")
@@ -274,7 +276,7 @@ def test_several_hooks_in_one_module(site):
     )
     both += "    return kvcore_eviction()\n"
     points = {"kvcore.storage": {"acme": "fake_acme"}, "kvcore.eviction": {"acme": "fake_acme"}}
-    write_distribution(site, "kvcore-acme", points, {"fake_acme": both})
+    dist(site, "kvcore-acme", points, {"fake_acme": both})
     registry = Registry()
     assert registry.config_model("storage", "acme").__name__ == "Config"
     assert isinstance(registry.create("eviction", PluginSpec("acme")), EvictionPolicy)
@@ -334,9 +336,9 @@ def test_the_allow_list_leaves_the_core_its_own(site):
 
 
 def test_blocking_one_of_two_settles_a_clash(site):
-    for dist in ("kvcore-acme", "other-acme"):
-        module = dist.replace("-", "_") + "_m"
-        write_distribution(site, dist, {"kvcore.storage": {"acme": module}}, {module: storage(dist)})
+    for name in ("kvcore-acme", "other-acme"):
+        module = name.replace("-", "_") + "_m"
+        dist(site, name, {"kvcore.storage": {"acme": module}}, {module: storage(name)})
     assert Registry(block=["other-acme"]).find("storage", "acme").distribution == "kvcore-acme"
 
 

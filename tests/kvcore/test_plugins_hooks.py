@@ -3,10 +3,10 @@
 import logging
 
 import pytest
-from plugin_samples import write_distribution
 
 from kvcore.api import EvictionPolicy, ObjectEvent, PluginError
 from kvcore.plugins import Hooks, PluginSpec, Registry
+from kvcore.testing import dist
 
 EVENT = ObjectEvent("key", "l1", 10)
 
@@ -14,7 +14,7 @@ EVENT = ObjectEvent("key", "l1", 10)
 def hooks(site, source, names=("watch",), **modules):
     points = {"kvcore.hooks": {"watch": "fake_watch", **{name: f"fake_{name}" for name in modules}}}
     sources = {"fake_watch": source, **{f"fake_{name}": text for name, text in modules.items()}}
-    write_distribution(site, "kvcore-watch", points, sources)
+    dist(site, "kvcore-watch", points, sources)
     registry = Registry()
     return registry, registry.use_hooks(names)
 

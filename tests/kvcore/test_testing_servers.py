@@ -1,4 +1,4 @@
-"""The base of the server helpers, with Python's own HTTP server: started, killed, frozen, restarted, never left behind."""
+"""The base of the server helpers, with Python's own HTTP server: killed, frozen, restarted, never left behind."""
 
 import subprocess
 import sys

@@ -1,6 +1,6 @@
 """Everything a plugin author imports. It imports nothing above itself, no torch, and pydantic only when asked for.
 
-The config base (`PluginConfig`, `Size`, `Duration`, `EvictionSpec`) is loaded at first use, because pydantic costs
+The config base (`PluginConfig`, `Size`, `EvictionSpec`, ...) is loaded at first use, because pydantic costs
 0.1 s to import.
 """
 
@@ -43,7 +43,7 @@ from kvcore.api.storage import (
 from kvcore.api.units import format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
-    from kvcore.api.config import Duration, EvictionSpec, PluginConfig, Size
+    from kvcore.api.config import Duration, EvictionSpec, PluginConfig, Size, StorageSpec
 
 __all__ = [
     "API_VERSIONS",
@@ -85,6 +85,7 @@ __all__ = [
     "Size",
     "Storage",
     "StorageError",
+    "StorageSpec",
     "StoreOutcome",
     "Stored",
     "Usage",
@@ -98,7 +99,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("PluginConfig", "Size", "Duration", "EvictionSpec"):
+    if name in ("PluginConfig", "Size", "Duration", "EvictionSpec", "StorageSpec"):
         from kvcore.api import config
 
         return getattr(config, name)

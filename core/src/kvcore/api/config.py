@@ -1,6 +1,7 @@
 """The base of every plugin's config model, and field types with units. Imports pydantic: keep it out of start-up."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
@@ -30,18 +31,31 @@ class PluginOf(NamedTuple):
     kind: str
 
 
-def _eviction_spec(value: object) -> Any:
+def _spec(value: object, what: str, example: str) -> Any:
     if isinstance(value, str) and value:
         return value
     if isinstance(value, Mapping) and isinstance(value.get("plugin"), str):
         return dict(value)
     raise ValueError(
-        f"{brief(value)} is not an eviction policy: write a name such as lru, or {{plugin: NAME, option: value}}"
+        f"{brief(value)} is not {what}: write a name such as {example}, or {{plugin: NAME, option: value}}"
     )
 
 
-EvictionSpec = Annotated[Any, BeforeValidator(_eviction_spec), PluginOf("eviction"), WithJsonSchema({"type": "plugin"})]
+EvictionSpec = Annotated[
+    Any,
+    BeforeValidator(partial(_spec, what="an eviction policy", example="lru")),
+    PluginOf("eviction"),
+    WithJsonSchema({"type": "plugin"}),
+]
 """An eviction policy for `Context.make_eviction`: its name, or a mapping with `plugin` and the policy's options."""
+
+StorageSpec = Annotated[
+    Any,
+    BeforeValidator(partial(_spec, what="a storage", example="disk")),
+    PluginOf("storage"),
+    WithJsonSchema({"type": "plugin"}),
+]
+"""A storage for `Context.make_storage`: its name, or a mapping with `plugin` and the storage's options."""
 
 
 class PluginConfig(BaseModel):

@@ -7,10 +7,15 @@ from typing import Any
 
 from kvcore.api.errors import PluginError
 from kvcore.api.eviction import EvictionPolicy
+from kvcore.api.storage import BlockingStorage, Storage
 
 
 def _no_eviction(spec: Any) -> EvictionPolicy:
     raise PluginError(f"this context cannot make an eviction policy (asked for {spec!r})")
+
+
+def _no_storage(spec: Any) -> Storage | BlockingStorage:
+    raise PluginError(f"this context cannot make a storage (asked for {spec!r})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +29,12 @@ class Context:
             hold a capacity of their own. Raises `PluginError` when no such policy is installed.
         passive: the store is examined, not served from, as `kvcore store` does. Then opening a storage makes and evicts
             nothing, a load does not count as a use, and a delete that cannot be done is a `StorageError`.
+        make_storage: makes a storage from its YAML form, unopened, for storages that stand before another one. Raises
+            `PluginError` or `ConfigError`.
     """
 
     name: str = ""
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("kvcore"))
     make_eviction: Callable[[Any], EvictionPolicy] = _no_eviction
     passive: bool = False
+    make_storage: Callable[[Any], Storage | BlockingStorage] = _no_storage

@@ -110,17 +110,19 @@ class _Loader:
                 self.faults.append(Fault(place, show((*path, key)), text))
             return PluginSpec(name, {}, where)
         made = validate(model, options, self._tree, self.faults, prefix=path)
-        self._check_named(model, options, path)
-        return PluginSpec(name, made if made is not None else {}, where)
+        named = self._named(model, options, path)
+        return PluginSpec(name, made.model_copy(update=named) if made is not None else {}, where)
 
-    def _check_named(self, model: type[PluginConfig], options: dict[str, Any], path: Path) -> None:
-        """Validate the plugins that a plugin's own options name, such as a storage's eviction policy."""
+    def _named(self, model: type[PluginConfig], options: dict[str, Any], path: Path) -> dict[str, PluginSpec]:
+        """The plugins that a plugin's own options name, such as a storage's eviction policy, validated."""
+        found = {}
         for option, field in model.model_fields.items():
             spec = options.get(option)
             name = spec.get("plugin") if isinstance(spec, dict) else spec
             for mark in field.metadata:
                 if isinstance(mark, PluginOf) and isinstance(name, str):
-                    self._spec(mark.kind, spec, (*path, option))
+                    found[option] = self._spec(mark.kind, spec, (*path, option))
+        return found
 
     def _name_tiers(self, data: dict[str, Any]) -> None:
         """Give each tier a name of its own."""

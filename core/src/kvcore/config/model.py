@@ -152,15 +152,12 @@ def _rows(value: Any, path: Path, sources: Mapping[Path, Source]) -> Iterator[Ro
     if isinstance(value, PluginSpec):
         yield Row(show(path), value.plugin, sources.get((*path, "plugin")) or sources.get(path) or DEFAULT)
         if isinstance(value.options, PluginConfig):
-            yield from _leaves(plain(value.options), path, sources)
+            yield from _rows(value.options, path, sources)
     elif isinstance(value, PluginConfig):
         shown = plain(value)
         for name in type(value).model_fields:
             field = getattr(value, name)
-            nested = isinstance(field, PluginSpec | PluginConfig) or (
-                field and isinstance(field, tuple) and name != "hooks"
-            )
-            if nested:
+            if isinstance(field, PluginSpec | PluginConfig) or (isinstance(field, tuple) and _holds_models(field)):
                 yield from _rows(field, (*path, name), sources)
             else:
                 yield from _leaves(shown[name], (*path, name), sources)

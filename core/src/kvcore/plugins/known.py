@@ -6,7 +6,7 @@ CORE = "kvcore"
 """The distribution whose names are reserved."""
 
 BUILTINS: Mapping[str, Mapping[str, str]] = {
-    "storage": {"memory": "kvcore.builtin.memory"},
+    "storage": {"memory": "kvcore.builtin.memory", "faulty": "kvcore.testing.faults"},
     "serde": {"raw": "kvcore.builtin.raw"},
     "keys": {"tokens": "kvcore.builtin.keys_tokens", "engine": "kvcore.builtin.keys_engine"},
     "eviction": {

@@ -11,6 +11,7 @@ from kvcore.api.context import Context
 from kvcore.api.errors import ConfigError, PluginError
 from kvcore.api.eviction import EvictionPolicy
 from kvcore.api.hooks import GROUPS, Component
+from kvcore.api.storage import BlockingStorage, Storage
 from kvcore.api.units import brief
 from kvcore.plugins import load as loading
 from kvcore.plugins.discover import Candidate, PluginInfo, Status, normalize, scan
@@ -141,14 +142,19 @@ class Registry:
             raise PluginError(f"{loading.describe(candidate)}: its factory made a {type(made).__name__}, not a {names}")
         return self.hooks.wrap(kind, candidate.name, made)
 
-    def context(self, where: str = "") -> Context:
-        """A context for the component that stands at `where`; it can make eviction policies."""
+    def context(self, where: str = "", *, passive: bool = False) -> Context:
+        """A context for the component that stands at `where`; it can make eviction policies and storages."""
 
         def make_eviction(spec: Any) -> EvictionPolicy:
             made: EvictionPolicy = self.create("eviction", _loose(spec, f"{where}.eviction"))
             return made
 
-        return Context(name=where, make_eviction=make_eviction)
+        def make_storage(spec: Any) -> Storage | BlockingStorage:
+            loose = _loose(spec, f"{where}.storage")
+            made: Storage | BlockingStorage = self.create("storage", loose, self.context(loose.where, passive=passive))
+            return made
+
+        return Context(name=where, make_eviction=make_eviction, passive=passive, make_storage=make_storage)
 
     def use_hooks(self, names: Sequence[str]) -> Hooks:
         """Load these of the group `kvcore.hooks`, in order, for `create` and the engine. Raises `PluginError`."""

@@ -3,7 +3,6 @@
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from typing import NamedTuple
 
 from kvcore.api import ConfigError, KVCoreError, StorageError
@@ -57,7 +56,7 @@ async def opened(
         for_own_use: also a tier whose objects end with this process.
     """
     spec = tier.storage
-    storage = registry.create("storage", spec, replace(registry.context(spec.where), passive=passive))
+    storage = registry.create("storage", spec, registry.context(spec.where, passive=passive))
     if not (storage.persistent or storage.shared or for_own_use):
         raise VolatileError(f"tier {tier.name}: {spec.plugin} lives in the engine's own process and ends with it")
     threads = Threads("store-check", max(1, min(4, os.cpu_count() or 1)))

@@ -19,11 +19,6 @@ class Outcome(NamedTuple):
     value: Any = None
 
 
-def check_plugin(kind: str, name: str, timeout_s: float) -> Outcome:
-    """Import and validate one plugin."""
-    return call("plugin", kind, name, timeout_s=timeout_s)
-
-
 def call(*words: str, timeout_s: float) -> Outcome:
     """Run a task of this module in a child."""
     begun = time.perf_counter()
@@ -78,6 +73,13 @@ def _plugin(kind: str, name: str) -> Any:
     return str(component.api)
 
 
+def _quality(kind: str, name: str) -> Any:
+    from kvcore.cli.quality import judge, level
+
+    criteria = judge(kind, name)
+    return {"level": level(criteria), "criteria": [c._asdict() for c in criteria]}
+
+
 def _engine(name: str) -> Any:
     from dataclasses import asdict
 
@@ -104,7 +106,7 @@ def main(words: list[str]) -> int:
     """The child's side: run the task and print its outcome."""
     from kvcore.api.errors import KVCoreError
 
-    tasks: dict[str, Callable[..., Any]] = {"plugin": _plugin, "engine": _engine, "torch": _torch}
+    tasks: dict[str, Callable[..., Any]] = {"plugin": _plugin, "quality": _quality, "engine": _engine, "torch": _torch}
     try:
         ok, text, value = True, "", tasks[words[0]](*words[1:])
     except KVCoreError as e:

@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action.add_argument("name", metavar="NAME", help="disk, or disk@kvcore-disk")
         if name == "check":
             action.add_argument("name", metavar="NAME", nargs="?", help="only this one")
+            action.add_argument("--quality", action="store_true", help="bronze, silver or gold, and what is missing")
             action.add_argument(
                 "--timeout", type=float, default=60.0, metavar="SECONDS", help="for each plugin (default: 60)"
             )
@@ -80,8 +81,11 @@ def _show(registry: Registry, args: argparse.Namespace) -> int:
 
 
 def _check(registry: Registry, args: argparse.Namespace) -> int:
-    """JSON: {ok, plugins: [{...as in list, ok, seconds, text}], problems: [text]}. Status 1 when anything is wrong."""
-    from kvcore.cli.child import check_plugin
+    """JSON: {ok, plugins: [{...as in list, ok, seconds, text}], problems: [text]}. Status 1 when anything is wrong.
+
+    With --quality each plugin also has `level`, which may be null, and `criteria`: [{level, name, met, text}].
+    """
+    from kvcore.cli.child import call
 
     infos = _named(registry, args.name, args.kind) if args.name else _installed(registry, args.kind)
     results: list[dict[str, Any]] = []
@@ -89,10 +93,13 @@ def _check(registry: Registry, args: argparse.Namespace) -> int:
         if info.status in ("blocked", "reserved"):
             results.append({**info.as_dict(), "ok": info.status == "blocked", "seconds": 0.0, "text": info.status})
             continue
-        outcome = check_plugin(info.kind, f"{info.name}@{info.distribution}", args.timeout)
+        task = "quality" if args.quality else "plugin"
+        outcome = call(task, info.kind, f"{info.name}@{info.distribution}", timeout_s=args.timeout)
         if outcome.ok and info.status == "clash":
             outcome = outcome._replace(ok=False, text=f"shares its name: select it as {info.name}@{info.distribution}")
         results.append({**info.as_dict(), "ok": outcome.ok, "seconds": round(outcome.seconds, 3), "text": outcome.text})
+        if args.quality:
+            results[-1] |= outcome.value or {"level": None, "criteria": []}
     problems = registry.problems() if not args.name else []
     ok = all(r["ok"] for r in results) and not problems
     if args.json:
@@ -100,7 +107,12 @@ def _check(registry: Registry, args: argparse.Namespace) -> int:
         return 0 if ok else 1
     for r in results:
         mark = paint("ok   ", "ok") if r["ok"] else paint("error", "error")
-        print(f"{mark} {r['kind']} {r['name']} ({r['distribution']} {r['version']}) {r['text']}".rstrip())
+        level = f" {r['level'] or 'no level'}" if r.get("criteria") else ""
+        print(f"{mark} {r['kind']} {r['name']} ({r['distribution']} {r['version']}){level} {r['text']}".rstrip())
+        for c in r.get("criteria", ()):
+            if args.name or not c["met"]:
+                mark = paint("  met   ", "dim") if c["met"] else paint("  missed", "warning")
+                print(f"{mark} {c['level']:<6} {c['name']}: {c['text']}")
     for problem in problems:
         print(f"{paint('error', 'error')} {problem}")
     return 0 if ok else 1

@@ -94,8 +94,28 @@ def test_another_arena_in_its_place_is_refused(arena: Arena) -> None:
     assert open_files() == before
 
 
+def test_slots_lie_where_huge_pages_fit(arena: Arena) -> None:
+    assert arena.address % (2 << 20) == 0
+    assert arena.descriptor["start"] % (2 << 20) == 0
+
+
+def test_what_is_written_while_memory_is_faulted_in_stays() -> None:
+    arena = Arena(64 << 20)
+    try:
+        marks = range(0, arena.size, 1 << 20)
+        for i, at in enumerate(marks):
+            arena.buffer[at] = i + 1
+            if i == 8:
+                arena.prefault()
+        assert arena._prefault is not None
+        arena._prefault.join()
+        assert [arena.buffer[at] for at in marks] == [i + 1 for i in range(len(marks))]
+    finally:
+        arena.close()
+
+
 def test_any_other_file_in_its_place_is_refused(arena: Arena, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"\0" * (2 << 20))
+    (tmp_path / "file").write_bytes(b"\0" * (8 << 20))
     with (tmp_path / "file").open("r+b") as file:
         with pytest.raises(ArenaError, match="owner has been replaced"):
             ArenaView.attach({**arena.descriptor, "fd": file.fileno()})

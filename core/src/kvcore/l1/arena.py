@@ -3,25 +3,24 @@
 It is a memfd, so it has no name, is not bounded by the size of `/dev/shm`, and is gone with its last user, however
 that ended. A worker attaches through `/proc/<pid>/fd/<fd>`, which needs the same user and the same PID namespace.
 
-The file holds a header page, a table of slot generations (8 bytes per page of payload) and the payload.
+The file holds a header page, a table of slot generations (8 bytes per page of payload) and, from a multiple of 2 MiB
+on, the payload.
 """
 
-import ctypes
-import mmap
 import os
 import secrets
 import struct
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from kvcore.api import ArenaError, format_size
 from kvcore.l1.allocator import ALIGN, round_up
+from kvcore.l1.memory import HUGE, map_shared, populate
 
 _MAGIC = b"KVARENA1"
 _HEADER = struct.Struct("<8s16sQQ")  # magic, token, payload start, payload size
-_MADV_HUGEPAGE = 14
-_MADV_POPULATE_WRITE = 23  # Linux 5.14: fault pages in without touching what they hold
 _STEP = 64 << 20
 
 
@@ -33,21 +32,17 @@ class ArenaView:
         start, size = descriptor["start"], descriptor["size"]
         self.size = size
         try:
-            self._map = mmap.mmap(fd, start + size)
-        except (OSError, ValueError) as error:
+            whole, base = map_shared(fd, start + size)
+        except OSError as error:
             raise ArenaError(f"cannot map the arena of {format_size(size)}: {error}") from error
         header = (_MAGIC, bytes.fromhex(descriptor["token"]), start, size)
         if fresh:
-            _HEADER.pack_into(self._map, 0, *header)
-        elif _HEADER.unpack_from(self._map, 0) != header:
-            self._map.close()
+            _HEADER.pack_into(whole, 0, *header)
+        elif _HEADER.unpack_from(whole, 0) != header:
             raise ArenaError("the arena found is not the one described: its owner has been replaced; attach anew")
-        whole = memoryview(self._map)
         self._generations = whole[ALIGN : ALIGN + size // ALIGN * 8].cast("Q")
         self.buffer = whole[start:]
-        anchor = ctypes.c_char.from_buffer(self._map)
-        self.address = ctypes.addressof(anchor) + start
-        del anchor
+        self.address = base + start
 
     @classmethod
     def attach(cls, descriptor: dict[str, Any]) -> "ArenaView":
@@ -70,13 +65,10 @@ class ArenaView:
         return int(self._generations[slot // ALIGN])
 
     def close(self) -> None:
-        """Unmap. Views handed out keep the memory mapped until they are gone."""
-        try:
-            self._generations.release()
-            self.buffer.release()
-            self._map.close()
-        except BufferError:
-            pass  # someone still holds a view; the mapping ends with it
+        """Let go of the memory. Views handed out keep it mapped until they are gone."""
+        for view in (self._generations, self.buffer):
+            with suppress(BufferError):  # someone still looks through it; the mapping ends with them
+                view.release()
 
 
 class Arena(ArenaView):
@@ -91,7 +83,7 @@ class Arena(ArenaView):
                 "lower l1.size or free memory"
             )
         table = round_up(size // ALIGN * 8)
-        start = ALIGN + table
+        start = -(-(ALIGN + table) // HUGE) * HUGE
         try:
             self._fd = os.memfd_create("kvcore-arena", os.MFD_CLOEXEC)
             os.ftruncate(self._fd, start + size)
@@ -136,13 +128,8 @@ class Arena(ArenaView):
         os.close(self._fd)
 
     def _populate(self) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)  # ctypes frees the GIL, mmap.madvise does not
-        libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        libc.madvise(self.address, self.size, _MADV_HUGEPAGE)
         for at in range(0, self.size, _STEP):
-            if self._closing.is_set():
-                return
-            if libc.madvise(self.address + at, min(_STEP, self.size - at), _MADV_POPULATE_WRITE) != 0:
+            if self._closing.is_set() or not populate(self.address + at, min(_STEP, self.size - at)):
                 return
 
 

@@ -322,6 +322,10 @@ class L1:
         """The bytes of an object its caller holds a lease on."""
         return self.arena.buffer[obj.slot : obj.slot + obj.space.nbytes]
 
+    def forked(self) -> None:
+        """In the child of a fork: a thread that is not here may have held the lock."""
+        self._lock = threading.Lock()
+
     # -- under the lock ----------------------------------------------------------------------------------------------
 
     def _read_lease(self, found: list[L1Object]) -> ReadLease:

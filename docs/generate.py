@@ -116,23 +116,31 @@ def hook_page() -> str:
 
 def metrics() -> str:
     """docs/metrics.md."""
+    full = {name: f"`kvcore_{name}{'_total' if spec.kind == 'counter' else ''}`" for name, spec in METRICS.items()}
     rows = [
-        f"| `kvcore_{name}{'_total' if spec.kind == 'counter' else ''}` | {spec.kind} "
-        f"| {', '.join(f'`{label}`' for label in spec.labels)} | {spec.help} |"
+        f"| {full[name]} | {spec.kind} | {', '.join(f'`{label}`' for label in spec.labels)} | {spec.help} |"
         for name, spec in METRICS.items()
     ]
-    return (
-        "\n\n".join(
+    values: dict[tuple[str, str], list[str]] = {}  # a label that means the same in several metrics is told once
+    for name, spec in METRICS.items():
+        for label, text in spec.labels.items():
+            values.setdefault((label, text), []).append(full[name])
+    parts = [
+        "# Metrics",
+        NOTE,
+        "Prometheus text, served on 127.0.0.1 when `metrics_port` is set. Under vLLM the same numbers, and the "
+        "connector's own, also stand in its `/metrics`, as `vllm:kvcore_...`.",
+        "\n".join(["| metric | kind | labels | meaning |", "|---|---|---|---|", *rows]).replace("|  |", "| |"),
+        "## Values of labels",
+        "\n".join(
             [
-                "# Metrics",
-                NOTE,
-                "Prometheus text, served on 127.0.0.1 when `metrics_port` is set. Under vLLM the same numbers, and the",
-                "connector's own, also stand in its `/metrics`, as `vllm:kvcore_...`.",
-                "\n".join(["| metric | kind | labels | meaning |", "|---|---|---|---|", *rows]),
+                "| label | values | of |",
+                "|---|---|---|",
+                *(f"| `{label}` | {text} | {', '.join(names)} |" for (label, text), names in values.items()),
             ]
-        )
-        + "\n"
-    )
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def _table(rows: Iterable[Option], defaults: dict[str, str]) -> str:

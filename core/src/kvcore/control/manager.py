@@ -2,17 +2,20 @@
 
 import asyncio
 import os
+import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from kvcore.api import KVCoreError, ObjectEvent, PluginError, Serde, format_size
-from kvcore.config import Config
+from kvcore.api import KVCoreError, ObjectEvent, ObjectLayout, PluginError, Serde, format_size
+from kvcore.config import Config, TierConfig
 from kvcore.control.fetch import Fetcher
 from kvcore.control.loop import LoopThread
-from kvcore.control.store import StoreController
-from kvcore.l1 import L1, Arena, L1Object
+from kvcore.control.spill import SpillController
+from kvcore.control.store import StoreController, WritePolicy
+from kvcore.l1 import L1, Arena, L1Object, ObjectSpace
 from kvcore.l1.arena import available_memory
-from kvcore.l2 import Codec, Threads, Tier
+from kvcore.l2 import Capacity, Codec, Threads, Tier
 from kvcore.observe import Metrics, logger
 from kvcore.plugins import PluginSpec, Registry
 
@@ -46,6 +49,8 @@ class StorageManager:
         self.threads = Threads("kvcore-codec", max(1, min(4, os.cpu_count() or 1)))
         self.tiers: list[Tier] = []
         self.arena: Arena | None = None
+        self.layouts: dict[ObjectSpace, ObjectLayout] = {}
+        _managers.add(self)
         try:
             self.loop.submit(self._open_tiers()).result()
             if with_l1:
@@ -80,6 +85,8 @@ class StorageManager:
 
     def refresh_gauges(self) -> None:
         """Bring the occupancy metrics up to date."""
+        if self.closed:
+            return
         usage = self.l1.usage()
         self.metrics.set("l1_bytes", usage["size"], "size")
         self.metrics.set("l1_bytes", usage["free"], "free")
@@ -94,13 +101,24 @@ class StorageManager:
         size = max(MIN_AUTO_BYTES, available_memory() // 4) if config.size == "auto" else int(config.size)
         self.arena = Arena(size)
         self.l1 = L1(self.arena, self.create("eviction", config.eviction), lease_s=config.lease, on_evict=self._evicted)
-        self.fetcher = Fetcher(self.loop, self.l1, self.tiers, self.metrics, self.hooks.loaded)
-        limits = [min(int(t.queue_size), self.arena.size // 2) for t in self.config.l2]
+        policies = [
+            WritePolicy(min(int(t.queue_size), self.arena.size // 2), t.write, t.promote) for t in self.config.l2
+        ]
         self.stores = StoreController(
-            self.loop, self.l1, self.tiers, limits, self.metrics, self.hooks.stored, self.hooks.failed
+            self.loop, self.l1, self.tiers, policies, self.metrics, self.hooks.stored, self.hooks.failed
+        )
+        self.spill = SpillController(self.loop, self.l1, self.stores, self.layouts)
+        self.fetcher = Fetcher(
+            self.loop,
+            self.l1,
+            self.tiers,
+            patience_s=self.config.lookup_timeout / 2,
+            on_loaded=self.hooks.loaded,
+            on_found=self.stores.promote,
         )
         for tier in self.tiers:
             tier.register_memory(self.arena.buffer)
+        self.metrics.registry.refresh = self.refresh_gauges
         self.arena.prefault()
         self.loop.post(lambda: self.loop.spawn(self._reap()))
         logger.info("L1 of %s, tiers: %s", format_size(size), ", ".join(t.name for t in self.tiers) or "none")
@@ -119,6 +137,8 @@ class StorageManager:
                 threads=self.threads,
                 timeout_s=spec.timeout,
                 metrics=self.metrics,
+                useful_s=self.config.lookup_timeout,
+                capacity=self._capacity(spec),
             )
             self.tiers.append(tier)
             try:
@@ -128,6 +148,11 @@ class StorageManager:
                 raise PluginError(
                     f"{spec.storage.where}: storage {spec.storage.plugin!r} did not open: {text}"
                 ) from error
+
+    def _capacity(self, spec: TierConfig) -> Capacity | None:
+        if spec.capacity is None:
+            return None
+        return Capacity(int(spec.capacity), self.create("eviction", spec.eviction))
 
     def _tier_name(self, spec: Any) -> str:
         name: str = spec.name or spec.storage.plugin
@@ -157,13 +182,31 @@ class StorageManager:
 
     def _evicted(self, objects: Sequence[L1Object]) -> None:
         self.metrics.add("evicted_objects", len(objects))
+        for tier in self.stores.spill_tiers:
+            self.metrics.add("tier_dropped", len(objects), tier.name, "evicted_first")
         if self.hooks.listens("evicted"):
             self.hooks.evicted([ObjectEvent(o.key, "l1", o.space.nbytes, "room") for o in objects])
 
     async def _close_tiers(self) -> None:
         if self.arena is not None and hasattr(self, "stores"):
-            left = await self.stores.drain(DRAIN_S)
+            give_up = time.monotonic() + DRAIN_S
+            await self.spill.flush(DRAIN_S)
+            left = await self.stores.drain(max(0.0, give_up - time.monotonic()))
             if left:
                 logger.warning("closed with %d objects not yet written to a tier", left)
         for tier in self.tiers:
             await tier.close()
+
+
+_managers: "weakref.WeakSet[StorageManager]" = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """In the child of a fork none of the threads is: whatever is asked is a miss, and closing is over at once."""
+    for manager in list(_managers):
+        manager.closed = True
+        if hasattr(manager, "l1"):
+            manager.l1.forked()
+
+
+os.register_at_fork(after_in_child=_forked)

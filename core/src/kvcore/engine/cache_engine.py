@@ -14,6 +14,7 @@ from kvcore.config import load_config
 from kvcore.control import StorageManager
 from kvcore.engine import space as spaces
 from kvcore.engine.lookup import Lookup
+from kvcore.engine.presence import Presence
 from kvcore.engine.space import ModelSpec, Space
 from kvcore.l1 import L1Object, ObjectSpace, WriteLease
 from kvcore.observe import Metrics, Throttle, logger
@@ -50,10 +51,7 @@ class CacheEngine:
         self._plan_ids = itertools.count(1)
         self._lock = threading.Lock()
         self._log = Throttle()
-        self._server: Any = None
-        if manager.config.metrics_port is not None:
-            self._serve_metrics(manager.config.metrics_port)
-        manager.hooks.opened(name)
+        self._presence = Presence(manager, name)
 
     @classmethod
     def open(
@@ -82,6 +80,7 @@ class CacheEngine:
         space = Space(spec, self._keys, name, chunk_tokens, self.manager.arena.descriptor)
         for g, layout in enumerate(space.groups):
             self._object_spaces[name, g] = self.l1.space(name, g, layout.nbytes)
+            self.manager.layouts[self._object_spaces[name, g]] = layout
         largest = max(layout.nbytes for layout in space.groups)
         if largest > self.manager.arena.size:
             logger.warning("an object has %d bytes, more than L1: nothing of this model can be cached", largest)
@@ -202,11 +201,11 @@ class CacheEngine:
 
         Late, repeated and unknown calls are harmless.
         """
+        if self.manager.closed:
+            return
         with self._lock:
             space, leases = self._plans.pop(plan_id, (None, []))
         stores, hooks = self.manager.stores, self.manager.hooks
-        if self.manager.closed:
-            return
         for group, lease in leases:
             published, read = self.l1.finish_write(lease, ok, read=stores.active)
             if not published:
@@ -216,12 +215,13 @@ class CacheEngine:
                 hooks.stored([self._event(o) for o in published])
             if stores.active and space is not None:
                 stores.offer(published, read, space.groups[group])
+        self.manager.spill.wake()
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
     def clear(self, space: Space) -> int:
         """Forget the model's objects in L1 (not in the tiers), but those in use; how many went."""
-        return self.l1.clear(space.namespace)
+        return 0 if self.manager.closed else self.l1.clear(space.namespace)
 
     def drain(self, timeout_s: float = 10.0) -> int:
         """Wait until the tiers have taken what waits; the number of objects still waiting at the deadline."""
@@ -240,30 +240,15 @@ class CacheEngine:
 
     def metrics_text(self) -> str:
         """All metrics in the Prometheus text format."""
-        self.manager.refresh_gauges()
         return self.metrics.text()
 
     def stats(self) -> dict[str, float]:
         """All metrics as a flat dict, histogram buckets aside."""
-        self.manager.refresh_gauges()
         return self.metrics.values()
 
     def close(self) -> None:
         """Write out what waits (for a bounded time) and release everything. Idempotent."""
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._server = None
-        self.manager.close()
-        self.manager.hooks.closed(self.name)
+        self._presence.close()
 
     def _event(self, obj: L1Object) -> Any:
         return ObjectEvent(obj.key, "l1", obj.space.nbytes)
-
-    def _serve_metrics(self, port: int) -> None:
-        from prometheus_client import start_http_server
-
-        try:
-            self._server, _ = start_http_server(port, addr="127.0.0.1", registry=self.metrics.registry)
-        except OSError as error:
-            logger.warning("metrics_port %d cannot be served (%s): the cache runs without it", port, error)

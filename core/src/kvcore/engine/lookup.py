@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 from kvcore.control import Fetch, StorageManager, Want
@@ -61,18 +61,29 @@ class Lookup:
 
         Each poll renews the leases; when they ran out before it, the answer becomes `first`: nothing.
         """
+        if self._manager.closed:
+            self.answer = self.first
+            return self.first
         answer = self.answer
-        if answer is None and (self._manager.closed or time.perf_counter() > self._give_up):
-            # Whatever holds the tiers' loop, a request goes on: a plugin that blocks it, a closed cache.
-            with self._lock:
-                answer = self.answer = self.first if self.answer is None else self.answer
-            self._miss("stalled", 1)
-            self.release()
+        if answer is None and time.perf_counter() > self._give_up:
+            answer = self._stalled()
         if answer is not None and answer > self.first and not self.renew():
             self.answer = answer = self.first
             self._miss("lease_expired", len(self._hashes) - self.first)
             self.release()
         return answer
+
+    def _stalled(self) -> int:
+        """Something holds the tiers' loop, such as a plugin that blocks it: the request goes on with nothing."""
+        with self._lock:
+            if self.answer is not None:  # it was in time after all
+                return self.answer
+            self.answer = self.first
+            self.sources, self.misses = {}, {}
+            self._miss("stalled", (len(self._hashes) - self.first) * len(self._tables))
+        self._answered(self, time.perf_counter() - self._began)
+        self.release()
+        return self.first
 
     @property
     def stats(self) -> dict[str, int]:
@@ -92,6 +103,8 @@ class Lookup:
 
     def release(self) -> None:
         """End all leases. Idempotent; what still arrives is let go at once."""
+        if self._manager.closed:
+            return
         with self._lock:
             self._released = True
             leases, self._leases = self._leases, []
@@ -107,6 +120,9 @@ class Lookup:
 
     def start(self) -> None:
         """Lease what is resident, and ask the tiers for the rest."""
+        if self._manager.closed:
+            self.answer = self.first
+            return
         l1, space, first = self._l1, self.space, self.first
         hashes = self._hashes[first:] if first else self._hashes
         missing: list[tuple[int, int]] = []  # (group, chunk)
@@ -130,8 +146,7 @@ class Lookup:
             loop = self._manager.loop
             loop.post(lambda: loop.spawn(self._run(missing)))
         else:
-            self._miss(_NOT_ASKED, len(missing))
-            self._finish()
+            self._finish({_NOT_ASKED: len(missing)})
 
     async def _run(self, missing: list[tuple[int, int]]) -> None:
         fetch = Fetch(self._arrived)
@@ -145,12 +160,12 @@ class Lookup:
                 fetch.lost("lookup_timeout")
             else:
                 task.result()
+        except asyncio.CancelledError:
+            fetch.lost("closed")
         except BaseException:
             logger.exception("a lookup failed; it counts as a miss")
             fetch.lost("internal")
-        for reason, count in fetch.reasons.items():
-            self._miss(reason, count)
-        self._finish()
+        self._finish(fetch.reasons)
 
     async def _fetch(self, fetch: Fetch, missing: list[tuple[int, int]]) -> None:
         fetcher = self._manager.fetcher
@@ -158,13 +173,13 @@ class Lookup:
         sources = await fetcher.locate(wants)
         there = [set(objects) for objects in self.objects]
         for (g, i), source in zip(missing, sources, strict=True):
-            if source is not None:
+            if source:
                 there[g].add(i)
         end = self._usable(there)
         needed = [
-            k for k, (g, i) in enumerate(missing) if i < end and sources[k] is not None and self._in_window(g, i, end)
+            k for k, (g, i) in enumerate(missing) if i < end and sources[k] and self._in_window(g, i, end)
         ]
-        fetch.lost(_NOT_ASKED, sum(source is None for source in sources))
+        fetch.lost(_NOT_ASKED, sum(not source for source in sources))
         await fetcher.load(fetch, [wants[k] for k in needed], [sources[k] for k in needed])
 
     def _arrived(self, lease: ReadLease, source: str) -> None:
@@ -218,14 +233,16 @@ class Lookup:
         if count:
             self.misses[reason] = self.misses.get(reason, 0) + count
 
-    def _finish(self) -> None:
+    def _finish(self, lost: Mapping[str, int]) -> None:
         with self._lock:
+            if self.answer is not None:
+                return  # given up meanwhile
             if self._done is None and self.space.windows == (None,):  # a prefix, as it was leased
                 answer = self.first + len(self.objects[0])
             else:
                 answer = self._usable(self.objects)
-            if self.answer is not None:
-                return  # given up meanwhile
+            for reason, count in lost.items():
+                self._miss(reason, count)
             self.answer = answer
         self._answered(self, time.perf_counter() - self._began)
         if self._done is not None:

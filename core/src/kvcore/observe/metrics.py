@@ -4,40 +4,90 @@
 text comes from prometheus_client, with a registry of our own: the engine has one too.
 """
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-
-if TYPE_CHECKING:
-    pass
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 
 class Spec(NamedTuple):
-    """One metric: its kind, help text, label names, and bucket bounds in seconds for a histogram."""
+    """One metric: its kind, help text, labels with the values they take, and a histogram's bucket bounds in seconds."""
 
     kind: Literal["counter", "gauge", "histogram"]
     help: str
-    labels: tuple[str, ...] = ()
+    labels: Mapping[str, str] = {}
     buckets: tuple[float, ...] = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 
 
+_TIER = {"tier": "the tier's name"}
+_FAILURES = (
+    "`timeout`, `io` (the storage failed), `full`, `too_large`, `read_only`, `corrupt` (torn, or a wrong checksum; "
+    "deleted), `version` and `unknown_serde` (written by another release or configuration; kept), `serde` (encoding or "
+    "decoding failed), `lease_expired`, `closed`, or a word of the storage's own"
+)
+_OP = "`load`, `store`"
+
 METRICS: dict[str, Spec] = {
-    "lookups": Spec("counter", "Lookups registered"),
+    "lookups": Spec("counter", "Lookups answered"),
     "lookup_seconds": Spec("histogram", "From a lookup's registration to its answer"),
     "lookup_chunks": Spec("counter", "Chunks asked for"),
-    "hit_chunks": Spec("counter", "Chunks found, by where they were", ("source",)),
-    "miss_chunks": Spec("counter", "Chunks not found or not usable, by reason", ("reason",)),
+    "hit_chunks": Spec("counter", "Chunks found, by where they were", {"source": "`l1`, or a tier's name"}),
+    "miss_chunks": Spec(
+        "counter",
+        "Chunks not found or not usable, by reason",
+        {
+            "reason": "`absent` (no tier has it), `evicted_from_tier` (gone between the question and the load), "
+            "`lookup_timeout`, `stalled` (the tiers did not run at all), `l1_full` (no room to load into), `tier_down` "
+            "(circuit breaker open), `internal` (a bug, in the log), or how the load failed: see the outcomes of "
+            "`kvcore_tier_operations_total`"
+        },
+    ),
     "hit_tokens": Spec("counter", "Tokens whose computation was saved, counted when they were retrieved"),
     "stored_chunks": Spec("counter", "Objects published in L1"),
-    "store_skipped_chunks": Spec("counter", "Objects not stored in L1, by reason", ("reason",)),
+    "store_skipped_chunks": Spec(
+        "counter",
+        "Objects not stored in L1, by reason",
+        {
+            "reason": "`known` (resident, or on its way), `l1_full` (all else is in use), `no_block` (the engine no "
+            "longer holds it)"
+        },
+    ),
     "evicted_objects": Spec("counter", "Objects evicted from L1"),
-    "expired_leases": Spec("counter", "Leases that ran out, by kind", ("kind",)),
-    "tier_operations": Spec("counter", "Objects through a tier, by operation and outcome", ("tier", "op", "outcome")),
-    "tier_bytes": Spec("counter", "Bytes through a tier as stored, headers included", ("tier", "op")),
-    "tier_seconds": Spec("histogram", "Time of one batch through a tier", ("tier", "op")),
-    "tier_dropped": Spec("counter", "Objects not written to a tier, by reason", ("tier", "reason")),
-    "tier_queue_bytes": Spec("gauge", "Bytes waiting to be written to a tier", ("tier",)),
-    "tier_open": Spec("gauge", "1 while the tier is used, 0 while its circuit breaker is open", ("tier",)),
-    "serde_bytes": Spec("counter", "Bytes into and out of a tier's serde chain when encoding", ("tier", "side")),
-    "l1_bytes": Spec("gauge", "Bytes of L1 by state", ("state",)),
+    "expired_leases": Spec("counter", "Leases that ran out, by kind", {"kind": "`read`, `write`"}),
+    "tier_operations": Spec(
+        "counter",
+        "Objects through a tier, by operation and outcome",
+        {
+            **_TIER,
+            "op": f"{_OP}; `exists` and `delete` only when the whole call failed",
+            "outcome": f"`ok`, `missing`, `error` (the whole call failed), {_FAILURES}",
+        },
+    ),
+    "tier_bytes": Spec("counter", "Bytes through a tier as stored, headers included", {**_TIER, "op": _OP}),
+    "tier_seconds": Spec("histogram", "Time of one batch through a tier", {**_TIER, "op": _OP}),
+    "tier_dropped": Spec(
+        "counter",
+        "Objects not written to a tier, by reason",
+        {
+            **_TIER,
+            "reason": "`queue_full` (more than `queue_size` waits), `tier_down` (circuit breaker open), "
+            "`lease_expired` (it waited too long), `failed` (see `kvcore_tier_operations_total`), `evicted_first` (with "
+            "`write: evicted`, room in L1 was needed before they could be written)",
+        },
+    ),
+    "tier_queue_bytes": Spec("gauge", "Bytes waiting to be written to a tier", _TIER),
+    "tier_open": Spec("gauge", "1 while the tier is used, 0 while its circuit breaker is open", _TIER),
+    "tier_opened": Spec("counter", "Times a tier's circuit breaker opened", _TIER),
+    "tier_evicted": Spec("counter", "Objects deleted to keep a tier within its `capacity`", _TIER),
+    "tier_promoted": Spec("counter", "Objects found in a later tier and offered to this one", _TIER),
+    "serde_bytes": Spec(
+        "counter",
+        "Bytes into and out of a tier's serde chain when encoding",
+        {**_TIER, "side": "`in`, `out`"},
+    ),
+    "l1_bytes": Spec(
+        "gauge",
+        "Bytes of L1 by state",
+        {"state": "`size` (all), `free`, `quarantined` (a lease ran out during a write, whose end is awaited)"},
+    ),
     "l1_objects": Spec("gauge", "Objects resident in L1"),
     "leases": Spec("gauge", "Leases held"),
 }
@@ -47,20 +97,22 @@ class Metrics:
     """Counters, gauges and histograms of one cache engine."""
 
     def __init__(self) -> None:
-        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+        from prometheus_client import Counter, Gauge, Histogram
 
-        self.registry: CollectorRegistry = CollectorRegistry()
+        from kvcore.observe.exposition import Registry
+
+        self.registry = Registry()
         self._children: dict[Any, Any] = {}
         self._families: dict[str, Any] = {}
         for name, spec in METRICS.items():
             full = f"kvcore_{name}"
             if spec.kind == "counter":
-                self._families[name] = Counter(full, spec.help, spec.labels, registry=self.registry)
+                self._families[name] = Counter(full, spec.help, tuple(spec.labels), registry=self.registry)
             elif spec.kind == "gauge":
-                self._families[name] = Gauge(full, spec.help, spec.labels, registry=self.registry)
+                self._families[name] = Gauge(full, spec.help, tuple(spec.labels), registry=self.registry)
             else:
                 self._families[name] = Histogram(
-                    full, spec.help, spec.labels, registry=self.registry, buckets=spec.buckets
+                    full, spec.help, tuple(spec.labels), registry=self.registry, buckets=spec.buckets
                 )
 
     def add(self, name: str, amount: float = 1, *labels: str) -> None:
@@ -87,7 +139,7 @@ class Metrics:
         flat = {}
         for family in self.registry.collect():
             for sample in family.samples:
-                if not sample.name.endswith(("_bucket", "_created")):
+                if not sample.name.endswith("_bucket"):
                     labels = ",".join(f'{k}="{v}"' for k, v in sample.labels.items())
                     flat[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
         return flat

@@ -1,0 +1,190 @@
+"""What an open cache shows: its metrics on a port, its opening and closing to observers; and what a fork has of it."""
+
+import importlib
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from plugin_samples import write_distribution
+from test_engine import BLOCK, hashes, opened, put, spec
+
+from kvcore.api import ObjectKey, ObjectLayout
+from kvcore.engine import CacheEngine, ObjectStore
+
+OBSERVER = """
+from kvcore.api import hookimpl
+seen = []
+@hookimpl
+def kvcore_opened(name): seen.append(("opened", name))
+@hookimpl
+def kvcore_closed(name): seen.append(("closed", name))
+@hookimpl
+def kvcore_stored(events): seen.extend(("stored", e.tier, e.nbytes, e.reason) for e in events)
+@hookimpl
+def kvcore_loaded(events): seen.extend(("loaded", e.tier, e.nbytes, e.reason) for e in events)
+@hookimpl
+def kvcore_failed(events): seen.extend(("failed", e.tier, e.nbytes, e.reason) for e in events)
+"""
+
+
+@pytest.fixture
+def observed(site: Path) -> list[tuple[object, ...]]:
+    """What a hooks plugin `watch` hears."""
+    write_distribution(site, "kvcore-watch", {"kvcore.hooks": {"watch": "fake_watch"}}, {"fake_watch": OBSERVER})
+    seen: list[tuple[object, ...]] = importlib.import_module("fake_watch").seen
+    return seen
+
+
+def scraped(text: str) -> dict[str, str]:
+    return dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+
+
+def scrape(port: int) -> dict[str, str]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return scraped(answer.read().decode())
+
+
+def port_of(cache: CacheEngine | ObjectStore) -> int:
+    port: int = cache._presence._server.server_port
+    return port
+
+
+def test_object_store_tells_observers_and_serves_its_metrics(
+    tmp_path: Path, observed: list[tuple[object, ...]]
+) -> None:
+    path = tmp_path / "kvcore.yaml"
+    path.write_text("hooks: [watch]\nmetrics_port: 0\nl2: [{storage: {plugin: memory, capacity: 80KiB}}]\n")
+    store = ObjectStore.open(str(path), name="mine")
+    layout = ObjectLayout(1, 1, (BLOCK,), "bfloat16", 2)
+    ns = store.namespace(spec(), 32, "test/1")
+    big, small, absent = (ObjectKey(ns, h) for h in hashes(3))
+    wide = ObjectLayout(1, 1, (2 * BLOCK,), "bfloat16", 2)
+    assert store.store([big], [memoryview(bytearray(2 * BLOCK))], wide) == [False]
+    assert store.store([small], [memoryview(bytearray(BLOCK))], layout) == [True]
+    room = [memoryview(bytearray(BLOCK)) for _ in range(2)]
+    assert store.load([small, absent], room, layout) == [True, False]
+    values = scrape(port_of(store))
+    assert values['kvcore_tier_operations_total{op="load",outcome="missing",tier="memory"}'] == "1.0"
+    port = port_of(store)
+    store.close()
+    store.close()
+    assert observed == [
+        ("opened", "mine"),
+        ("failed", "memory", 2 * BLOCK, "too_large"),
+        ("stored", "memory", BLOCK, ""),
+        ("loaded", "memory", BLOCK, ""),
+        ("closed", "mine"),
+    ]
+    with pytest.raises(OSError, match="refused"):
+        scrape(port)
+    assert store.exists([small]) == store.load([small], room[:1], layout) == [False]
+    assert store.store([small], room[:1], layout) == [False]
+    store.delete([small])
+
+
+def test_a_cache_engine_closes_once_and_serves_fresh_gauges(tmp_path: Path, observed: list[tuple[object, ...]]) -> None:
+    engine = opened(tmp_path, "hooks: [watch]\nmetrics_port: 0\n")
+    space = engine.register(spec())
+    put(engine, space, hashes(3))
+    values = scrape(port_of(engine))
+    assert values["kvcore_l1_objects"] == "3.0"
+    assert not [name for name in values if "_created" in name]
+    put(engine, space, hashes(2, "more"))
+    assert scrape(port_of(engine))["kvcore_l1_objects"] == "5.0"
+    engine.close()
+    engine.close()
+    assert observed[0] == ("opened", "kvcore")
+    assert [event for event in observed if event[0] == "closed"] == [("closed", "kvcore")]
+
+
+FORKED = """
+import os, sys, threading, time
+from test_engine import hashes, opened, put, spec
+from test_engine_presence import port_of, scrape
+from kvcore.api import LeaseError, ObjectKey, ObjectLayout
+from kvcore.engine import ObjectStore
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+tiers = f"l2: [{{storage: memory}}, {{storage: {{plugin: disk, path: {folder}/disk}}}}]"
+engine = opened(folder, f"metrics_port: 0\\n{tiers}\\n")
+space = engine.register(spec())
+put(engine, space, hashes(4))
+before = engine.lookup(space, hashes(4))
+assert before.poll() == 4
+(folder / "store.yaml").write_text("l2: [{storage: memory}]")
+store = ObjectStore.open(str(folder / "store.yaml"))
+layout = ObjectLayout(1, 1, (4096,), "bfloat16", 2)
+keys = [ObjectKey(b"n" * 16, h) for h in hashes(1)]
+room = [memoryview(bytearray(4096))]
+assert store.store(keys, room, layout) == [True]
+
+engine.l1._lock.acquire()  # as another thread may hold it at that moment
+child = os.fork()
+if child == 0:
+    begun = time.monotonic()
+    try:
+        lookup = engine.lookup(space, hashes(4))
+        assert lookup.wait(0) and lookup.poll() == 0
+        engine.release(lookup)
+        assert before.poll() == 0
+        engine.release(before)
+        try:
+            engine.retrieve(before, 0, [[0]])
+            raise AssertionError("a plan in a fork")
+        except LeaseError:
+            pass
+        plan = engine.reserve(space, hashes(1, "x"), 0, 1, [[0]])
+        assert (plan.id, plan.copies) == (0, [])
+        engine.publish(1)
+        assert engine.drain() == engine.clear(space) == 0
+        engine.stats()
+        assert store.exists(keys) == store.load(keys, room, layout) == store.store(keys, room, layout) == [False]
+        store.delete(keys)
+        engine.close()
+        store.close()
+        assert time.monotonic() - begun < 3
+    except BaseException as error:
+        print(repr(error), flush=True)
+        os._exit(1)
+    os._exit(0)
+engine.l1._lock.release()
+for _ in range(1000):
+    pid, status = os.waitpid(child, os.WNOHANG)
+    if pid:
+        break
+    time.sleep(0.02)
+else:
+    os.kill(child, 9)
+    sys.exit("the fork hangs")
+assert status == 0, status
+lookup = engine.lookup(space, hashes(4))
+assert lookup.poll() == 4 and before.poll() == 4
+assert scrape(port_of(engine))["kvcore_l1_objects"] == "4.0"
+assert engine.drain() == 0
+assert store.exists(keys) == [True]
+engine.close()
+store.close()
+print("as it should be")
+"""
+
+
+def test_a_fork_answers_misses_and_closes_at_once(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "as it should be\n"), done.stderr
+
+
+@pytest.mark.parametrize(("text", "lines"), [("salt: x\n", 1), ("l2: []\n", 0), ("l2: [{storage: memory}]\n", 0)])
+def test_a_file_that_forgets_the_tiers_is_told_so(
+    tmp_path: Path, text: str, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened(tmp_path, text).close()
+    said = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert [line.startswith("no l2 tier is configured") for line in said] == [True] * lines

@@ -74,8 +74,12 @@ def raw_limit(root: Path, block_bytes: int, blocks: int, depth: int) -> Limit:
         begun = time.perf_counter()
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        finally:  # also when interrupted: nobody removes the files of a thread that still runs
+            for thread in threads:
+                thread.join()
         return blocks * block_bytes / (time.perf_counter() - begun) / 1e9
 
     def write() -> float:

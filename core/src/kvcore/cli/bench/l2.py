@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from kvcore.api import KVCoreError, format_size, parse_size
+from kvcore.api import ConfigError, KVCoreError, format_size, parse_size
 from kvcore.cli.bench import machine
 from kvcore.cli.bench.l2_limit import limit_of
 from kvcore.cli.bench.l2_subject import OPERATIONS, Load, Subject
@@ -63,6 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and print. JSON: {machine, rows} as of `kvcore bench`, with the rows `l2.TIER.SIZE[.serde].OPERATION`,
     and `.p50` and `.p99` of each. Status 1 when a tier could not be measured; its rows then say why."""
+    if args.only or args.path or args.peer or args.peer_scripts:
+        raise ConfigError("bench l2: --only, --path and --peer belong to `kvcore bench` without l2; choose with --tier")
     source = read_config(args.config, flags(args))
     tiers = chosen(source.config, args.tier)
     paths = [path for t in tiers if (path := getattr(t.storage.options, "path", None)) is not None]

@@ -46,11 +46,7 @@ def _directory(path: Path) -> Iterator[Path]:
     try:
         yield root
     finally:
-        for _ in range(50):  # threads of an interrupted sample may still write
-            shutil.rmtree(root, ignore_errors=True)
-            if not root.exists():
-                break
-            time.sleep(0.1)
+        shutil.rmtree(root, ignore_errors=True)
 
 
 def _sockets(object_bytes: int, objects: int, depth: int) -> Sampler:

@@ -5,7 +5,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 
 from kvcore.api import KVCoreError, Loaded, ObjectKey, ObjectLayout, StorageError, Stored
@@ -103,8 +103,10 @@ class Subject:
         try:
             yield rounds
         finally:
+            self._runner.run(self._landed())
             for view in views:
-                view.release()
+                with suppress(BufferError):  # a storage that hung may still hold it
+                    view.release()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run on the tier's loop. Raises `KeyboardInterrupt` after Ctrl-C."""
@@ -123,10 +125,14 @@ class Subject:
         self._stored.update(keys)
         return keys
 
-    async def forget(self) -> None:
-        """Delete what was stored so far. Raises `StorageError` when it cannot be."""
+    async def _landed(self) -> None:
+        """Wait for the calls that an interruption or a failure has left under way: each has its deadline."""
         if self._flying:
             await asyncio.wait(self._flying)
+
+    async def forget(self) -> None:
+        """Delete what was stored so far. Raises `StorageError` when it cannot be."""
+        await self._landed()
         keys = list(self._stored)
         for at in range(0, len(keys), 250):
             kept = await self.frames.delete(keys[at : at + 250])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from kvcore.api import PluginError
 from kvcore.builtin.memory import MemoryStorage
 from kvcore.cli import main
 from kvcore.cli.bench import l2_subject
+from kvcore.cli.bench.disk_limit import Limit
 from kvcore.cli.bench.l2_limit import limit_of
 from kvcore.cli.bench.l2_subject import Rounds
 from kvcore.plugins import PluginSpec, Registry
@@ -233,6 +235,20 @@ def test_nothing_is_left_after_an_interruption(number: signal.Signals, delay_s: 
     assert (process.returncode, out, err) == (130, "", "kvcore: interrupted\n")
     assert contents(Path("store")) == before
     assert sorted(os.listdir()) == ["kvcore.yaml", "store"]
+
+
+def test_a_limit_that_cannot_be_measured(monkeypatch: pytest.MonkeyPatch, bench: Callable[..., Answer]) -> None:
+    from kvcore.cli.bench import l2
+
+    def full() -> float:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(l2, "limit_of", lambda *args: nullcontext(Limit(full, full, "limit: a full disk")))
+    status, rows, err = bench("--tier", "disk")
+    assert status == 0
+    assert rows["l2.disk.64KiB.store"]["value"] > 0
+    assert rows["l2.disk.64KiB.store"]["limit"] is None
+    assert "the limit cannot be measured: [Errno 28] No space left on device" in err
 
 
 def test_a_bug_in_a_limit_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,9 @@ import json
 import mmap
 import os
 import subprocess
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,16 +70,9 @@ def raw_limit(root: Path, block_bytes: int, blocks: int, depth: int) -> Limit:
                 os.close(fd)
 
     def sample(call: Callable[[int, mmap.mmap], int]) -> float:
-        threads = [threading.Thread(target=each, args=(job, call)) for job in range(jobs)]
         begun = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        try:
-            for thread in threads:
-                thread.join()
-        finally:  # also when interrupted: nobody removes the files of a thread that still runs
-            for thread in threads:
-                thread.join()
+        with ThreadPoolExecutor(jobs) as pool:  # waits for its threads, also when interrupted
+            list(pool.map(lambda job: each(job, call), range(jobs)))
         return blocks * block_bytes / (time.perf_counter() - begun) / 1e9
 
     def write() -> float:

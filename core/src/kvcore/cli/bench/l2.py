@@ -9,9 +9,10 @@ full tier makes room for them as it does for an engine's.
 import argparse
 import asyncio
 import signal
+import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from kvcore.api import ConfigError, KVCoreError, format_size, parse_size
 from kvcore.cli.bench import machine
 from kvcore.cli.bench.l2_limit import limit_of
 from kvcore.cli.bench.l2_subject import OPERATIONS, Load, Subject
-from kvcore.cli.bench.measure import Case, measure
+from kvcore.cli.bench.measure import Case, Sampler, measure
 from kvcore.cli.bench.rows import Row, Unit
 from kvcore.cli.bench.show import number
 from kvcore.cli.config import add_set, flags
@@ -131,9 +132,9 @@ def _measure(
     ):
         note = limit.note if limit else ""
         cases = [
-            Case(f"{prefix}.store", "GB/s", done.store, limit.write if limit else None, note=note),
+            Case(f"{prefix}.store", "GB/s", done.store, limit and _tolerant(limit.write), note=note),
             Case(f"{prefix}.exists", "us", done.exists),
-            Case(f"{prefix}.load", "GB/s", done.load, limit.read if limit else None, note=note),
+            Case(f"{prefix}.load", "GB/s", done.load, limit and _tolerant(limit.read), note=note),
         ]
         measured = measure(cases, rounds)
         cells = []
@@ -144,6 +145,19 @@ def _measure(
         if serde:
             cells.append(Cell(config.name, _label(size), serde, "ratio", (Row(f"{prefix}.ratio", done.ratio(), "x"),)))
         return cells
+
+
+def _tolerant(limit: Sampler) -> Callable[[], float | None]:
+    """A limit that cannot be measured, on a full disk perhaps, is none; the tier is measured all the same."""
+
+    def sample() -> float | None:
+        try:
+            return limit()
+        except (OSError, subprocess.SubprocessError) as e:
+            error(f"the limit cannot be measured: {e}")
+            return None
+
+    return sample
 
 
 def _absent(tier: str, size: int, serde: str, why: str) -> list[Cell]:

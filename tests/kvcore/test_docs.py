@@ -23,26 +23,38 @@ def blocks(text: str, language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The guide's package, written out and installed into a folder of its own."""
-    root = tmp_path_factory.mktemp("plugin")
+    """The guide's package, written as it says and installed into a folder of its own."""
+    parent = tmp_path_factory.mktemp("plugin")
+    (new,) = commands("kvcore new-plugin")
+    assert run(parent, sys.executable, "-m", *new.split()).returncode == 0
+    root = parent / "kvcore-sqlite"
     files = 0
     for language in ("toml", "python", "yaml"):
         for block in blocks(GUIDE, language):
-            first = block.splitlines()[0]
+            first, *lines = block.splitlines()
+            if first.startswith("# in: "):
+                there = (root / first.removeprefix("# in: ")).read_text().splitlines()
+                assert set(lines) <= set(there), f"{first}: the guide shows lines that new-plugin does not write"
+                continue
             assert first.startswith("# file: "), f"a block of the guide does not say which file it is: {first!r}"
             path = root / first.removeprefix("# file: ")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block)
             files += 1
-    assert files >= 8
-    (root / "src/kvcore_sqlite/__init__.py").touch()
-    extra = {"serde": "xor", "eviction": "oldest", "hooks": "observer"}
+    assert files >= 14
+    extra = {"serde": ["xor"], "eviction": ["oldest"], "keys": ["chain"], "hooks": ["observer", "readonly"]}
     with (root / "pyproject.toml").open("a") as toml:
-        for kind, name in extra.items():
-            toml.write(f'\n[project.entry-points."kvcore.{kind}"]\n{name} = "kvcore_sqlite.{name}"\n')
+        for kind, names in extra.items():
+            toml.write(f'\n[project.entry-points."kvcore.{kind}"]\n')
+            toml.writelines(f'{name} = "kvcore_sqlite.{name}"\n' for name in names)
     install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target"]
     subprocess.run([*install, str(root / "site"), str(root)], check=True, capture_output=True, timeout=120)
     return root
+
+
+def commands(start: str) -> list[str]:
+    """The guide's command lines that start so."""
+    return re.findall(rf"^    ({start}.*)$", GUIDE, re.M)
 
 
 def run(package: Path, *command: str) -> subprocess.CompletedProcess[str]:
@@ -56,9 +68,20 @@ def test_the_guides_plugin_passes_its_own_tests(package: Path) -> None:
     assert " passed" in done.stdout
 
 
-def test_the_guides_configuration_is_accepted(package: Path) -> None:
-    done = run(package, sys.executable, "-m", "kvcore", "config", "check", "kvcore.yaml")
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_the_guides_commands_work(package: Path) -> None:
+    found = commands("kvcore (?!new-plugin)")
+    assert len(found) >= 2
+    for command in found:
+        done = run(package, sys.executable, "-m", *command.split())
+        assert done.returncode == 0, done.stdout + done.stderr
+        if "--quality" in command:
+            assert " silver" in done.stdout.splitlines()[0]
+
+
+def test_the_guides_configurations_are_accepted(package: Path) -> None:
+    for file in package.glob("*.yaml"):
+        done = run(package, sys.executable, "-m", "kvcore", "config", "check", file.name)
+        assert done.returncode == 0, done.stdout + done.stderr
     done = run(package, sys.executable, "-m", "kvcore", "plugins", "show", "sqlite")
     assert done.returncode == 0, done.stderr
     assert "The database file." in done.stdout
@@ -66,17 +89,19 @@ def test_the_guides_configuration_is_accepted(package: Path) -> None:
 
 def test_the_guides_other_plugins_run_together(package: Path) -> None:
     script = """
-import hashlib, pathlib, logging
+import pathlib, logging
+from kvcore.api import KeySource
 logging.basicConfig(level=logging.INFO)
 from kvcore.engine import CacheEngine, GroupSpec, ModelSpec
 pathlib.Path("all.yaml").write_text('''
 l1: {size: 16MiB, eviction: oldest}
 l2: [{storage: {plugin: sqlite, path: all.db}, serde: [xor]}]
+keys: chain
 hooks: [observer]
 ''')
 engine = CacheEngine.open("all.yaml")
 space = engine.register(ModelSpec("t", "m", "w", "bf16", 2, "l", "b", "i", 16, 1, (GroupSpec(("a",), (65536,)),)))
-keys = [hashlib.sha256(bytes([i])).digest() for i in range(3)]
+keys = space.hashes(KeySource(space.chunk_tokens, 16, range(3 * space.chunk_tokens)))
 ids = [list(range(3 * space.chunk_blocks))]
 plan = engine.reserve(space, keys, 0, 3, ids)
 engine.publish(plan.id)
@@ -84,6 +109,21 @@ engine.drain()
 engine.clear(space)
 lookup = engine.lookup(space, keys)
 assert lookup.wait(10) and lookup.poll() == 3, (lookup.poll(), lookup.misses)
+engine.release(lookup)
+engine.close()
+
+text = pathlib.Path("all.yaml").read_text().replace("observer", "readonly")
+pathlib.Path("all.yaml").write_text(text)
+engine = CacheEngine.open("all.yaml")
+space = engine.register(space.spec)
+more = space.hashes(KeySource(space.chunk_tokens, 16, range(5 * space.chunk_tokens)))
+plan = engine.reserve(space, more, 3, 5, [list(range(5 * space.chunk_blocks))])
+engine.publish(plan.id)
+engine.drain()
+engine.clear(space)
+lookup = engine.lookup(space, more)
+assert lookup.wait(10) and lookup.poll() == 3, (lookup.poll(), lookup.misses)
+assert engine.stats()['kvcore_tier_operations_total{tier="sqlite",op="store",outcome="read_only"}'] == 2
 engine.release(lookup)
 engine.close()
 """

@@ -13,6 +13,7 @@ import pytest
 from storage_samples import AsyncStorage
 
 from kvcore.api import MISSING, STORED, Context, Entry, Failed, Item, Loaded, ObjectKey, PluginError, StorageError
+from kvcore.api.storage import StorageTraits
 from kvcore.builtin.memory import MemoryStorage
 from kvcore.builtin.memory_config import MemoryConfig
 from kvcore.config import load_config
@@ -76,7 +77,7 @@ def test_traits_are_those_of_the_storage(inner: Callable[[], Any]) -> None:
     storage = inner()
     storage.persistent, storage.max_object_bytes, storage.preferred_concurrency = True, 12345, 7
     wrapped = faulty(storage, Faults())
-    for trait in ("persistent", "shared", "max_object_bytes", "preferred_concurrency", "zero_copy"):
+    for trait in StorageTraits.__annotations__:
         assert getattr(wrapped, trait) == getattr(storage, trait)
     registered: list[Any] = []
     storage.register_memory = registered.append

@@ -86,6 +86,16 @@ def test_a_wheel_is_whole(wheels, distribution):
     assert len(found.get_payload()) > 200  # a README
 
 
+def test_the_cores_wheel_has_every_file(wheels):
+    """Also what is no module: templates, helpers for servers, the type marker."""
+    with zipfile.ZipFile(wheels["kvcore"]) as z:
+        shipped = {n for n in z.namelist() if n.startswith("kvcore/")}
+    source = ROOT / "core" / "src"
+    there = {str(p.relative_to(source)) for p in (source / "kvcore").rglob("*") if p.is_file()}
+    assert shipped == {n for n in there if "__pycache__" not in n}
+    assert {"kvcore/testing/servers/process.py", "kvcore/cli/templates/common/pyproject.toml.in"} < shipped
+
+
 @pytest.mark.parametrize("distribution", PLUGINS)
 def test_a_plugin_accepts_this_core_and_no_other_major(wheels, distribution):
     [core] = [

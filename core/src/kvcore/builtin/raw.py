@@ -14,6 +14,8 @@ def kvcore_serde() -> Component:
 class RawSerde(Serde):
     """Encodes to the source itself, without a copy."""
 
+    lossy = False
+
     def __init__(self, config: Any, context: Any) -> None:
         """Has no options."""
 

@@ -28,12 +28,13 @@ from kvcore.api import (
     StoreOutcome,
     hookimpl,
 )
+from kvcore.api.storage import StorageTraits
 
 if TYPE_CHECKING:
     from kvcore.testing.fault_config import Faults
 
 T = TypeVar("T")
-_TRAITS = ("persistent", "shared", "max_object_bytes", "preferred_concurrency", "zero_copy")
+_TRAITS = tuple(StorageTraits.__annotations__)
 _FATES = {"load": ("fail", "lost", "flip"), "store": ("fail", "torn")}
 
 

@@ -42,6 +42,7 @@ class ZstdSerde(Serde):
     """Byte planes and Zstandard. Several threads may use one instance; the heavy calls release the GIL."""
 
     tag = "zstd/1"
+    lossy = False
 
     def __init__(self, config: ZstdConfig, context: Any) -> None:
         self._coders = _Coders(config.level)

@@ -1,9 +1,5 @@
 """Plugin modules for fake distributions (`kvcore.testing.dist`)."""
 
-from kvcore.testing import dist
-
-write_distribution = dist
-
 STORAGE = '''
 from kvcore.api import ApiVersion, Component, hookimpl, BlockingStorage, PluginConfig, Size, MISSING, STORED
 from pydantic import SecretStr

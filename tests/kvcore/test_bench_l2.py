@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plugin_samples import write_distribution
 from store_samples import clean_env, contents, fill, kvcore
 
 from kvcore.api import PluginError
@@ -23,6 +22,7 @@ from kvcore.cli.bench.disk_limit import Limit
 from kvcore.cli.bench.l2_limit import limit_of
 from kvcore.cli.bench.l2_subject import Rounds
 from kvcore.plugins import PluginSpec, Registry
+from kvcore.testing import dist
 
 FIELDS = {"name", "value", "unit", "limit", "ratio_to_limit", "peer", "ratio_to_peer"}
 CONFIG = """
@@ -161,7 +161,7 @@ def kvcore_storage():
 @pytest.fixture
 def odd(site: Path) -> Callable[..., None]:
     """Configures storage `odd`, which misbehaves as told, before a good one on disk."""
-    write_distribution(site, "acme-odd", {"kvcore.storage": {"odd": "fake_odd"}}, {"fake_odd": ODD})
+    dist(site, "acme-odd", {"kvcore.storage": {"odd": "fake_odd"}}, {"fake_odd": ODD})
 
     def configure(how: str, more: str = "") -> None:
         Path("kvcore.yaml").write_text(

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plugin_samples import write_distribution
 from store_samples import ONE, TWO, clean_env, contents, disk, fill, frame_of, key_of, kvcore, place, put
 
 from kvcore.api import Entry, ObjectKey
@@ -22,6 +21,7 @@ from kvcore.cli import main
 from kvcore.cli.store import opened, walk
 from kvcore.engine import CacheEngine, GroupSpec, ModelSpec
 from kvcore.l2.frame import Stage
+from kvcore.testing import dist
 
 MIB = 1 << 20
 CONFIG = """
@@ -505,7 +505,7 @@ def odd(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Storages `odd` and `waits`; subprocesses see them, too."""
     for name, factory in (("odd", "Blocking"), ("waits", "Async")):
         source = ODD.replace("FACTORY", factory)
-        write_distribution(site, f"acme-{name}", {"kvcore.storage": {name: f"fake_{name}"}}, {f"fake_{name}": source})
+        dist(site, f"acme-{name}", {"kvcore.storage": {name: f"fake_{name}"}}, {f"fake_{name}": source})
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(site), str(Path(__file__).parent))))
 
 

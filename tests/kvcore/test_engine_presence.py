@@ -8,11 +8,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from plugin_samples import write_distribution
 from test_engine import BLOCK, hashes, opened, put, spec
 
 from kvcore.api import ObjectKey, ObjectLayout
 from kvcore.engine import CacheEngine, ObjectStore
+from kvcore.testing import dist
 
 OBSERVER = """
 from kvcore.api import hookimpl
@@ -33,7 +33,7 @@ def kvcore_failed(events): seen.extend(("failed", e.tier, e.nbytes, e.reason) fo
 @pytest.fixture
 def observed(site: Path) -> list[tuple[object, ...]]:
     """What a hooks plugin `watch` hears."""
-    write_distribution(site, "kvcore-watch", {"kvcore.hooks": {"watch": "fake_watch"}}, {"fake_watch": OBSERVER})
+    dist(site, "kvcore-watch", {"kvcore.hooks": {"watch": "fake_watch"}}, {"fake_watch": OBSERVER})
     seen: list[tuple[object, ...]] = importlib.import_module("fake_watch").seen
     return seen
 

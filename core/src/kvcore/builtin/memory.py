@@ -38,8 +38,13 @@ def kvcore_storage() -> Component:
 class MemoryStorage(BlockingStorage):
     """A dict of byte strings. With a capacity, the eviction policy makes room before an object is taken in."""
 
+    persistent = False
+    shared = False
+    max_object_bytes = None
+
     def __init__(self, config: "MemoryConfig", context: Context) -> None:
         self._capacity = config.capacity
+        self.evicts = config.capacity is not None
         self._policy: EvictionPolicy | None = None
         if self._capacity is not None:
             self._policy = context.make_eviction(config.eviction)
@@ -85,6 +90,9 @@ class MemoryStorage(BlockingStorage):
         """See `Storage.list`."""
         with self._lock:
             return [Entry(key, len(data)) for key, data in self._objects.items()]
+
+    def ping(self) -> None:
+        """See `Storage.ping`. It answers as long as this process does."""
 
     def usage(self) -> Usage:
         """See `Storage.usage`. Counts the objects' bytes, not the dict's own."""

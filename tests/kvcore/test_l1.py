@@ -120,7 +120,7 @@ def test_a_policy_that_raises_costs_hits_and_no_request(
     space = l1.space(b"s" * 16, 0, ALIGN)
     for i in range(600):
         lease, known, no_room = l1.reserve_write(space, [b"%016d" % i])
-        assert len(lease.objects) + known + no_room == 1
+        assert (len(lease.objects), known, no_room) == (1, 0, 0)
         l1.finish_write(lease)
         l1.end_read(l1.reserve_read(space, [b"%016d" % i]))
         usage = l1.usage()
@@ -131,6 +131,59 @@ def test_a_policy_that_raises_costs_hits_and_no_request(
     told = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert len(told) == 1  # once, not six hundred times
     assert "the eviction policy failed" in told[0].message
+
+
+class Once(LruPolicy):
+    """An LRU that raises once, in the middle of its work or after it."""
+
+    def __init__(self, method: str, done: int) -> None:
+        super().__init__(None, None)
+        self.method = method
+        self.done = done
+
+    def _now(self, method: str) -> bool:
+        if method == self.method:
+            self.method = ""
+            return True
+        return False
+
+    def insert(self, keys: Any, sizes: Any) -> None:
+        if self._now("insert"):
+            super().insert(keys[: self.done], sizes[: self.done])
+            raise RuntimeError("half of it is done")
+        super().insert(keys, sizes)
+
+    def evict(self, nbytes: int, pinned: Any) -> list[Any]:
+        victims = super().evict(nbytes, pinned)
+        if self._now("evict"):
+            raise RuntimeError("they are forgotten, and nobody was told of them")
+        return victims
+
+
+@pytest.mark.parametrize("method", ["insert", "evict"])
+@pytest.mark.parametrize("done", [0, 3, 7])
+def test_what_a_policy_has_lost_by_raising_once_can_still_be_evicted(arena: Arena, method: str, done: int) -> None:
+    l1 = L1(arena, Once(method, done))
+    space = l1.space(b"s" * 16, 0, ALIGN)
+    keys = [b"%016d" % i for i in range(200)]
+    l1.finish_write(l1.reserve_write(space, keys[:8])[0])
+    l1.finish_write(l1.reserve_write(space, keys[8:16])[0])
+    held = l1.reserve_read(space, keys[:4])
+    assert len(l1.reserve_write(space, keys[16:28])[0].objects) == 12, "all but what is leased makes room"
+    assert set(space.objects) == set(keys[:4])
+    l1.end_read(held)
+    l1.reap()
+    lease = l1.reserve_write(space, keys[28:32])[0]
+    assert len(lease.objects) == 4
+    l1.finish_write(lease)
+    for i in range(32, 200, 4):
+        lease = l1.reserve_write(space, keys[i : i + 4])[0]
+        assert len(lease.objects) == 4
+        l1.finish_write(lease)
+        l1.end_read(l1.reserve_read(space, keys[i : i + 4]))
+    assert l1._orphans == {}
+    assert l1.clear(space.namespace) == 4
+    assert l1.usage()["objects"] == 0
 
 
 class Ruthless(EvictionPolicy):

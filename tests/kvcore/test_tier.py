@@ -28,7 +28,7 @@ from kvcore.api import (
     StorageError,
     Stored,
 )
-from kvcore.l2 import HEADER_BYTES, Codec, Threads, Tier, Transfer
+from kvcore.l2 import HEADER_BYTES, Capacity, Codec, Threads, Tier, Transfer
 from kvcore.l2.breaker import FAILURES, FIRST_PAUSE_S, LONGEST_PAUSE_S, Breaker
 from kvcore.l2.threads import MAX_STUCK
 from kvcore.observe import Metrics
@@ -48,13 +48,22 @@ class Bench:
         *,
         resolve: Callable[[str], Serde | None] = {}.get,
         timeout_s: float = 5.0,
+        useful_s: float = float("inf"),
+        capacity: Capacity | None = None,
     ) -> None:
         self.metrics = Metrics()
         self.threads = Threads("codec", 2)
         self.now = 1000.0
         self.storage: Any = storage
         self.tier = Tier(
-            "t", storage, Codec(chain, resolve), threads=self.threads, timeout_s=timeout_s, metrics=self.metrics
+            "t",
+            storage,
+            Codec(chain, resolve),
+            threads=self.threads,
+            timeout_s=timeout_s,
+            metrics=self.metrics,
+            useful_s=useful_s,
+            capacity=capacity,
         )
         self.tier.breaker._clock = lambda: self.now
 
@@ -426,52 +435,110 @@ def test_too_large_for_the_storage() -> None:
 
 
 def test_the_breaker_opens_probes_and_closes() -> None:
-    now, changes = [0.0], list[bool]()
-    breaker = Breaker(changes.append, clock=lambda: now[0])
+    now, changes = [0.0], list[tuple[bool, str]]()
+    breaker = Breaker(lambda closed, cause: changes.append((closed, cause)), clock=lambda: now[0])
     for _ in range(FAILURES - 1):
-        breaker.failure()
+        breaker.failure("a")
     breaker.success()
     for _ in range(FAILURES - 1):
-        breaker.failure()
+        breaker.failure("b")
     assert breaker.closed  # only failures in a row count
-    breaker.failure()
+    assert not breaker.allow_probe()
+    breaker.failure("c")
     assert not breaker.closed
-    assert changes == [False]
-    assert breaker.resting
-    assert not breaker.allow()
-    breaker.failure()  # calls that were under way when it opened
-    breaker.failure()
-    now[0] += FIRST_PAUSE_S
-    assert not breaker.resting
-    assert breaker.allow()
-    assert not breaker.allow()  # one probe
-    assert breaker.resting
-    breaker.failure()
-    now[0] += FIRST_PAUSE_S
-    assert not breaker.allow()  # the pause has doubled, once
-    now[0] += FIRST_PAUSE_S
-    assert breaker.allow()
-    for _ in range(20):
-        breaker.failure()
-        now[0] += LONGEST_PAUSE_S
-        assert breaker.allow()
+    assert changes == [(False, "c")]
+    assert not breaker.allow_probe()
+    breaker.failure("under way when it opened")
     breaker.success()
-    assert breaker.closed
-    assert changes == [False, True]
-    for _ in range(FAILURES):
-        breaker.failure()
+    assert not breaker.closed
     now[0] += FIRST_PAUSE_S
-    assert breaker.allow()  # the pause is short again
+    assert breaker.allow_probe()
+    assert not breaker.allow_probe()  # one probe
+    breaker.probed(False)
+    now[0] += FIRST_PAUSE_S
+    assert not breaker.allow_probe()  # the pause has doubled
+    now[0] += FIRST_PAUSE_S
+    for _ in range(20):
+        assert breaker.allow_probe()
+        breaker.probed(False)
+        assert breaker.pause_s <= LONGEST_PAUSE_S
+        now[0] += LONGEST_PAUSE_S
+    assert breaker.allow_probe()
+    breaker.probed(True)
+    assert breaker.closed
+    assert breaker.pause_s == 0
+    assert changes == [(False, "c"), (True, "")]
+
+
+def test_a_breaker_that_opens_again_soon_waits_longer() -> None:
+    now = [0.0]
+    breaker = Breaker(lambda closed, cause: None, clock=lambda: now[0])
+    pauses = []
+    for _ in range(4):  # its probes work, its work does not
+        for _ in range(FAILURES):
+            breaker.failure("no")
+        pauses.append(breaker.pause_s)
+        now[0] += breaker.pause_s
+        assert breaker.allow_probe()
+        breaker.probed(True)
+    assert pauses == [FIRST_PAUSE_S * 2**i for i in range(4)]
+    now[0] += LONGEST_PAUSE_S
+    for _ in range(FAILURES):
+        breaker.failure("no")
+    assert breaker.pause_s == FIRST_PAUSE_S
 
 
 def test_a_lost_probe_is_followed_by_another() -> None:
     now = [0.0]
-    breaker = Breaker(lambda closed: None, clock=lambda: now[0])
+    breaker = Breaker(lambda closed, cause: None, clock=lambda: now[0])
     for _ in range(FAILURES):
-        breaker.failure()
+        breaker.failure("no")
     for _ in range(3):
         now[0] += FIRST_PAUSE_S
-        assert breaker.allow()
+        assert breaker.allow_probe()
+
+
+def test_a_tier_that_is_too_slow_to_be_of_use_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        bench = Bench(DictStorage(), useful_s=0.05)
+        await bench.store(1)
+        bench.storage.on_call = lambda method: time.sleep(0.1) if method == "load" else None
+        for _ in range(FAILURES):
+            assert kinds(await bench.load(1)) == ["Loaded"]
+        assert not bench.tier.breaker.closed
+        assert "a lookup waits 0.05 s" in caplog.text
+        assert kinds(await bench.load(1)) == ["tier_down"]
+
+    run(main())
+
+
+def test_an_answer_that_comes_too_late_for_a_lookup_is_not_waited_for() -> None:
+    async def main() -> None:
+        bench = Bench(DictStorage(), useful_s=0.05)
+        await bench.store(1)
+        bench.storage.on_call = lambda method: time.sleep(0.3) if method == "exists" else None
+        begun = time.monotonic()
+        assert await bench.tier.exists([key(1)]) == [False]
+        assert time.monotonic() - begun < 0.25
+        assert bench.count("exists", "timeout") == 1
+
+    run(main())
+
+
+def test_a_tier_heals_by_itself() -> None:
+    async def main() -> None:
+        bench = Bench(DictStorage(lambda method: [Failed("down")] if method == "load" else None))
+        bench.tier.breaker._clock = time.monotonic
+        for _ in range(FAILURES):
+            await bench.load(1)
+        assert not bench.tier.breaker.closed
+        deadline = time.monotonic() + 10 * FIRST_PAUSE_S
+        while not bench.tier.breaker.closed and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        assert bench.tier.breaker.closed  # nobody asked it for anything
+        assert "exists" in bench.storage.calls
+
+    run(main())
 
 
 @pytest.mark.parametrize("storage", STORAGES)
@@ -490,11 +557,14 @@ def test_batches_of_failures_open_it(storage: Any, kind: str, caplog: pytest.Log
         assert len(bench.storage.calls) == calls  # left alone
         assert bench.metrics.values()['kvcore_tier_open{tier="t"}'] == 0
         assert [r.message for r in caplog.records if "left alone" in r.message] == [
-            "tier t keeps failing and is left alone for a while; requests go on without it"
+            "tier t keeps failing and is left alone for a while; requests go on without it (no)"
         ]
+        assert bench.metrics.values()['kvcore_tier_opened_total{tier="t"}'] == 1
         bench.storage.on_call = None
         bench.now += FIRST_PAUSE_S
-        assert await bench.tier.exists([key(1)]) == [True]  # the probe
+        assert await bench.tier.exists([key(1)]) == [False]  # no request is a probe
+        await bench.tier.probe()
+        assert await bench.tier.exists([key(1)]) == [True]
         assert bench.tier.breaker.closed
         assert bench.metrics.values()['kvcore_tier_open{tier="t"}'] == 1
         assert kinds(await bench.load(1)) == ["Loaded"]
@@ -524,17 +594,42 @@ def test_one_success_in_a_batch_is_an_answer() -> None:
     run(main())
 
 
-def test_a_probe_that_never_reaches_the_storage_proves_nothing() -> None:
+def test_a_probe_that_fails_keeps_it_open() -> None:
     async def main() -> None:
-        bench = Bench(DictStorage(lambda method: [Failed("down")]))
-        bench.storage.max_object_bytes = 10
+        bench = Bench(DictStorage(lambda method: [Failed("down")] if method == "load" else None))
         for _ in range(FAILURES):
             await bench.load(1)
-        calls = len(bench.storage.calls)
+        bench.storage.ping = lambda: 1 / 0
         bench.now += FIRST_PAUSE_S
-        assert kinds(await bench.store(1)) == ["too_large"]
-        assert len(bench.storage.calls) == calls
+        await bench.tier.probe()
         assert not bench.tier.breaker.closed
+        del bench.storage.ping
+        bench.now += 2 * FIRST_PAUSE_S
+        await bench.tier.probe()
+        assert bench.tier.breaker.closed
+
+    run(main())
+
+
+@pytest.mark.parametrize("side", ["encode", "decode"])
+def test_a_serde_that_hangs_is_left_behind_at_the_deadline(side: str) -> None:
+    async def main() -> None:
+        let_go = threading.Event()
+        serde = Zip()
+        bench = Bench(DictStorage(), [serde], timeout_s=TIMEOUT_S)
+        await bench.store(1)
+        real = getattr(serde, side)
+        setattr(serde, side, lambda *args: (let_go.wait(20), real(*args))[1])
+        moved = [Transfer(key(2 if side == "encode" else 1), memoryview(bytearray(payload(1))), LAYOUT)]
+        begun = time.monotonic()
+        done: Any = await (bench.tier.store(moved) if side == "encode" else bench.tier.load(moved))
+        assert time.monotonic() - begun < 20 * TIMEOUT_S
+        assert kinds(done.outcomes) == ["timeout"]
+        assert done.settled is not None
+        assert not done.settled.done()  # the memory is not free yet
+        let_go.set()
+        await asyncio.wait([done.settled], timeout=5)
+        assert done.settled.done()
 
     run(main())
 
@@ -615,7 +710,7 @@ def test_a_call_that_never_got_a_thread_lets_go_at_once() -> None:
     async def main() -> None:
         gate = Gate("exists")
         bench = Bench(DictStorage(gate), timeout_s=TIMEOUT_S)
-        bench.tier.breaker.failure = lambda: None  # not what this is about
+        bench.tier.breaker.failure = lambda cause: None  # not what this is about
         hung = [asyncio.ensure_future(bench.tier.exists([key(i)])) for i in range(2)]
         await until(lambda: gate.inside == 2)
         waiting = asyncio.ensure_future(bench.tier._calls._call(bench.storage.load, []))
@@ -720,7 +815,7 @@ def test_exhaustion_and_recovery() -> None:
     async def main() -> None:
         gate = Gate("load", "exists")
         bench = Bench(DictStorage(gate), timeout_s=TIMEOUT_S)
-        bench.tier.breaker.failure = lambda: None  # or it would spare the storage
+        bench.tier.breaker.failure = lambda cause: None  # or it would spare the storage
         loads = [await bench.tier.load([Transfer(key(i), payload(i), LAYOUT)]) for i in range(MAX_STUCK)]
         settled = [each.settled for each in loads]
         assert all(s is not None for s in settled)

@@ -104,6 +104,8 @@ class StorageTraits:
     """Larger objects are refused before they reach the storage. None: no limit."""
     preferred_concurrency: int = 4
     """How many calls may run at once. A blocking storage gets as many threads and a share of each batch in each."""
+    evicts: bool = False
+    """It keeps to a capacity of its own. For one that does not, the tier's `capacity` deletes what is used least."""
     zero_copy: ClassVar[bool] = False
     """`register_memory` makes transfers from and to the arena cheaper."""
 

@@ -71,6 +71,8 @@ class _Loader:
         self._take("keys", data, "keys", ("keys",))
         for i, tier in _entries(data.get("l2")):
             if isinstance(tier, dict):
+                tier.setdefault("eviction", "lru")
+                self._take("eviction", tier, "eviction", ("l2", i, "eviction"))
                 if "storage" in tier:
                     self._take("storage", tier, "storage", ("l2", i, "storage"))
                 for j, _ in _entries(tier.get("serde")):

@@ -87,6 +87,20 @@ class TierConfig(PluginConfig):
     serde: tuple[Plugin, ...] = Field(default=(), max_length=MAX_STAGES)
     """How the bytes are encoded: serde plugins, applied in this order when storing."""
 
+    write: Literal["all", "evicted", "none"] = "all"
+    """What is written to this tier: all that is computed; only what L1 gives up, and at the end what is still in it;
+    or nothing (a read-only tier)."""
+
+    promote: bool = True
+    """Write objects that were found in a later tier to this one, too. Not with `write: none`."""
+
+    capacity: Size | None = Field(default=None, gt=0)
+    """Bytes this tier may hold, for a storage that keeps to no capacity of its own and can list its objects: kvcore
+    deletes what the policy names. Default: unlimited."""
+
+    eviction: Plugin
+    """With `capacity`: the eviction policy. Default: `lru`."""
+
     timeout: Duration = Field(default=10.0, gt=0)
     """Deadline of one operation on the storage."""
 

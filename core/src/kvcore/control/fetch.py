@@ -1,8 +1,9 @@
 """The prefetch controller: brings objects from the tiers into L1 for a lookup.
 
-All tiers are asked at once; each missing object gets one source, the first tier in order that has it. Objects are read
-straight into reserved slots in small batches, front of the prefix first, so that what has arrived when the time is up
-is a usable front.
+All tiers are asked at once; each missing object gets one source, the first tier in order that has it. What that one
+does not deliver (`exists` is a hint) the tiers after it are asked for. A tier that does not answer holds up nobody whom
+another can serve. Objects are read straight into reserved slots in small batches, front of the prefix first, so that
+what has arrived when the time is up is a usable front.
 """
 
 import asyncio
@@ -13,7 +14,9 @@ from kvcore.api import Failed, Loaded, ObjectEvent, ObjectKey, ObjectLayout
 from kvcore.control.loop import LoopThread
 from kvcore.l1 import L1, L1Object, ObjectSpace, ReadLease
 from kvcore.l2 import Tier, Transfer
-from kvcore.observe import Metrics
+
+PATIENCE_S = 0.01
+"""Once every object has a source, how long a tier that comes earlier in the order may still take to claim it."""
 
 
 class Want(NamedTuple):
@@ -47,7 +50,9 @@ class Fetcher:
     """Runs fetches on the tiers' loop. Methods are coroutines of that loop.
 
     Args:
+        patience_s: how long tiers are waited for when some objects have no source yet.
         on_loaded: observers' batch of what was loaded.
+        on_found: told what came from which tier, to have it written to faster ones.
     """
 
     def __init__(
@@ -55,55 +60,78 @@ class Fetcher:
         loop: LoopThread,
         l1: L1,
         tiers: Sequence[Tier],
-        metrics: Metrics,
+        *,
+        patience_s: float,
         on_loaded: Callable[[list[ObjectEvent]], None],
+        on_found: Callable[[Tier, list[L1Object], ObjectLayout], None],
     ) -> None:
         self._loop = loop
         self._l1 = l1
         self._tiers = tiers
-        self._metrics = metrics
+        self._patience_s = patience_s
         self._on_loaded = on_loaded
+        self._on_found = on_found
         self._inflight: dict[tuple[ObjectSpace, bytes], asyncio.Future[None]] = {}
 
-    async def locate(self, wants: Sequence[Want]) -> list[Tier | None]:
-        """The source of each object: the first tier that says it has it."""
+    async def locate(self, wants: Sequence[Want], after: Tier | None = None) -> list[Tier | None]:
+        """The source of each object: the first tier, of those `after` one or of all, that says it has it.
+
+        Tiers that do not answer in time have nothing.
+        """
+        tiers = self._tiers if after is None else self._tiers[self._tiers.index(after) + 1 :]
         keys = [w.key for w in wants]
-        answers = await asyncio.gather(*(tier.exists(keys) for tier in self._tiers))
-        sources: list[Tier | None] = [None] * len(wants)
-        for tier, answer in reversed(list(zip(self._tiers, answers, strict=True))):
-            for i, there in enumerate(answer):
-                if there:
-                    sources[i] = tier
-        return sources
+        asked = {self._loop.spawn(tier.exists(keys)): i for i, tier in enumerate(tiers)}
+        sources: list[int | None] = [None] * len(keys)
+        pending = set(asked)
+        clock = asyncio.get_running_loop().time
+        give_up = clock() + self._patience_s
+        patient = True
+        while pending:
+            timeout_s = max(0.0, give_up - clock())
+            done, pending = await asyncio.wait(pending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                break
+            for task in done:
+                i = asked[task]
+                for k, there in enumerate(task.result()):
+                    best = sources[k]
+                    if there and (best is None or i < best):
+                        sources[k] = i
+            if pending and None not in sources:
+                last = max(i for i in sources if i is not None)
+                if not any(asked[task] < last for task in pending):
+                    break  # they could change nothing
+                if patient:
+                    patient, give_up = False, min(give_up, clock() + PATIENCE_S)
+        return [None if i is None else tiers[i] for i in sources]
 
     async def load(self, fetch: Fetch, wants: Sequence[Want], sources: Sequence[Tier | None]) -> None:
         """Load `wants` from their `sources`; ends when the last batch has arrived or failed. No tier makes it raise."""
-        groups: dict[tuple[int, ObjectSpace], list[Want]] = {}
-        tiers = {id(t): t for t in self._tiers}
-        for want, source in zip(wants, sources, strict=True):
-            if source is not None:
-                groups.setdefault((id(source), want.space), []).append(want)
+        groups: dict[tuple[int, ObjectSpace], tuple[Tier, list[Want]]] = {}
+        for want, tier in zip(wants, sources, strict=True):
+            if tier is not None:
+                groups.setdefault((id(tier), want.space), (tier, []))[1].append(want)
         tasks = []
-        for (tier_id, space), members in groups.items():
-            tier = tiers[tier_id]
+        for (_, space), (tier, members) in groups.items():
             size = tier.batch_size(len(members), space.nbytes)
             tasks += [self._loop.spawn(self._batch(fetch, tier, batch)) for batch in _chunks(members, size)]
         if tasks:
             await asyncio.wait(tasks)
 
     async def _batch(self, fetch: Fetch, tier: Tier, wants: Sequence[Want]) -> None:
-        space, layout = wants[0].space, wants[0].layout
+        space = wants[0].space
         others = [f for w in wants if (f := self._inflight.get((space, w.chunk_hash)))]
         hashes = [w.chunk_hash for w in wants]
         lease, _, no_room = self._l1.reserve_write(space, hashes, temporary=True)
         fetch.lost("l1_full", no_room)
         mine = list(lease.objects)
+        failed: dict[bytes, str] = {}
         if mine:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             for obj in mine:
                 self._inflight[space, obj.chunk_hash] = done
             try:
-                await self._fill(fetch, tier, lease, mine, layout)
+                failed = await self._fill(fetch, tier, lease, mine, wants[0].layout)
             finally:
                 for obj in mine:
                     self._inflight.pop((space, obj.chunk_hash), None)
@@ -115,8 +143,18 @@ class Fetcher:
             own = {o.chunk_hash for o in mine}
             read, _ = self._l1.reserve_each(space, [h for h in hashes if h not in own])
             fetch.on_lease(read, "l1")
+        if failed:
+            again = [w for w in wants if w.chunk_hash in failed]
+            sources = await self.locate(again, after=tier)
+            for want, source in zip(again, sources, strict=True):
+                if source is None:
+                    fetch.lost(failed[want.chunk_hash])
+            await self.load(fetch, again, sources)
 
-    async def _fill(self, fetch: Fetch, tier: Tier, lease: Any, mine: list[L1Object], layout: ObjectLayout) -> None:
+    async def _fill(
+        self, fetch: Fetch, tier: Tier, lease: Any, mine: list[L1Object], layout: ObjectLayout
+    ) -> dict[bytes, str]:
+        """Load into the slots of `lease` and publish; what did not come, with the reason: chunk hash -> word."""
         try:
             loads = await tier.load([Transfer(o.key, self._l1.view(o), layout) for o in mine])
         except BaseException:
@@ -126,17 +164,20 @@ class Fetcher:
             # The storage hangs and may still write into the slots: they come back when it has let go.
             fetch.lost("timeout", len(mine))
             loads.settled.add_done_callback(lambda _: self._l1.finish_write(lease, ok=False))
-            return
-        failed = set()
-        for obj, outcome in zip(mine, loads.outcomes, strict=True):
-            if not isinstance(outcome, Loaded):
-                failed.add(obj)
-                fetch.lost(outcome.kind if isinstance(outcome, Failed) else "evicted_from_tier")
-        published, read = self._l1.finish_write(lease, failed=failed, read=True)
-        if len(published) < len(mine) - len(failed):
-            fetch.lost("lease_expired", len(mine) - len(failed) - len(published))
+            return {}
+        reasons = {
+            obj: outcome.kind if isinstance(outcome, Failed) else "evicted_from_tier"
+            for obj, outcome in zip(mine, loads.outcomes, strict=True)
+            if not isinstance(outcome, Loaded)
+        }
+        published, read = self._l1.finish_write(lease, failed=reasons.keys(), read=True)
+        if len(published) < len(mine) - len(reasons):
+            fetch.lost("lease_expired", len(mine) - len(reasons) - len(published))
+        if published:
+            self._on_found(tier, published, layout)
         fetch.on_lease(read, tier.name)
         self._on_loaded([ObjectEvent(o.key, tier.name, o.space.nbytes) for o in published])
+        return {obj.chunk_hash: reason for obj, reason in reasons.items()}
 
 
 def _chunks(members: Sequence[Want], size: int) -> Iterable[Sequence[Want]]:

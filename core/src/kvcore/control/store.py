@@ -1,17 +1,33 @@
-"""The store controller: writes what L1 published to every tier, in the background, within bounds.
+"""The store controller: writes objects of L1 to the tiers, in the background, within bounds.
 
 What waits is pinned in L1 by a read lease. A full queue drops the newest objects: the cache then holds them in L1 only.
+Loads have no queue, so backpressure never costs a load.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from kvcore.api import Failed, ObjectEvent, ObjectLayout, Stored
 from kvcore.control.loop import LoopThread
 from kvcore.l1 import L1, L1Object, ReadLease
 from kvcore.l2 import Stores, Tier, Transfer
 from kvcore.observe import Metrics, logger
+
+
+class WritePolicy(NamedTuple):
+    """What a tier is written.
+
+    Args:
+        queue_bytes: how much may wait.
+        write: `all`, `evicted` or `none`.
+        promote: objects that a later tier had, too.
+    """
+
+    queue_bytes: int
+    write: str = "all"
+    promote: bool = True
 
 
 class _Job:
@@ -30,7 +46,7 @@ class StoreController:
     """Queues of published objects, one per tier.
 
     Args:
-        queue_bytes: per tier, how many bytes may wait.
+        policies: per tier.
         on_stored, on_failed: observers' batches.
     """
 
@@ -39,7 +55,7 @@ class StoreController:
         loop: LoopThread,
         l1: L1,
         tiers: Sequence[Tier],
-        queue_bytes: Sequence[int],
+        policies: Sequence[WritePolicy],
         metrics: Metrics,
         on_stored: Callable[[list[ObjectEvent]], None],
         on_failed: Callable[[list[ObjectEvent]], None],
@@ -49,17 +65,48 @@ class StoreController:
         self.metrics = metrics
         self.on_stored = on_stored
         self.on_failed = on_failed
-        self._queues = [_Queue(self, tier, limit) for tier, limit in zip(tiers, queue_bytes, strict=True)]
+        self._queues = [_Queue(self, tier, policy) for tier, policy in zip(tiers, policies, strict=True)]
+        self._all = [q for q in self._queues if q.policy.write == "all"]
+        self._evicted = [q for q in self._queues if q.policy.write == "evicted"]
 
     @property
     def active(self) -> bool:
-        """There is a tier to write to."""
-        return bool(self._queues)
+        """There is a tier that takes all that is published."""
+        return bool(self._all)
+
+    @property
+    def spill_tiers(self) -> list[Tier]:
+        """The tiers that take what L1 gives up."""
+        return [q.tier for q in self._evicted]
+
+    @property
+    def spill_bytes(self) -> int:
+        """Bytes that L1 is giving up and that wait to be written."""
+        return max((q.waiting_bytes for q in self._evicted), default=0)
 
     def offer(self, objects: list[L1Object], lease: ReadLease, layout: ObjectLayout) -> None:
-        """Write `objects` to all tiers and then end `lease`. From any thread; returns at once."""
-        job = _Job(objects, lease, layout, len(self._queues))
-        self.loop.post(self._enqueue, job)
+        """Write `objects` to the tiers that take everything, and then end `lease`. From any thread; returns at once."""
+        self.loop.post(self._enqueue, self._all, objects, lease, layout)
+
+    def spill(self, objects: list[L1Object], lease: ReadLease, layout: ObjectLayout) -> None:
+        """Write `objects`, which L1 gives up, to the tiers that take those, and then end `lease`."""
+        self.loop.post(self._enqueue, self._evicted, objects, lease, layout)
+
+    def promote(self, source: Tier, objects: list[L1Object], layout: ObjectLayout) -> None:
+        """`source` had these objects: write them to the tiers before it that want that. On the loop."""
+        targets = []
+        for queue in self._queues:
+            if queue.tier is source:
+                break
+            if queue.policy.promote and queue.policy.write == "all" and queue.tier.breaker.closed:
+                targets.append(queue)
+        if not targets:
+            return
+        lease, found = self.l1.reserve_each(objects[0].space, [o.chunk_hash for o in objects])
+        resident = [o for o in found if o is not None]
+        for queue in targets:
+            self.metrics.add("tier_promoted", len(resident), queue.tier.name)
+        self._enqueue(targets if resident else [], resident, lease, layout)
 
     async def drain(self, timeout_s: float) -> int:
         """Wait until the queues are empty; the number of objects still waiting at the deadline."""
@@ -68,8 +115,14 @@ class StoreController:
             await asyncio.wait([asyncio.ensure_future(w) for w in waiting], timeout=timeout_s)
         return sum(q.pending for q in self._queues)
 
-    def _enqueue(self, job: _Job) -> None:
-        for queue in self._queues:
+    def _enqueue(
+        self, queues: "Sequence[_Queue]", objects: list[L1Object], lease: ReadLease, layout: ObjectLayout
+    ) -> None:
+        if not queues:
+            self.l1.end_read(lease)
+            return
+        job = _Job(objects, lease, layout, len(queues))
+        for queue in queues:
             queue.put(job)
 
     def finished(self, job: _Job) -> None:
@@ -82,33 +135,33 @@ class StoreController:
 class _Queue:
     """One tier's queue, served by as many tasks as the storage likes calls at once."""
 
-    def __init__(self, controller: StoreController, tier: Tier, limit: int) -> None:
+    def __init__(self, controller: StoreController, tier: Tier, policy: WritePolicy) -> None:
+        self.tier = tier
+        self.policy = policy
+        self.waiting_bytes = 0
         self.jobs: deque[tuple[_Job, list[L1Object]]] = deque()
         self.pending = 0
         """Objects queued or being written."""
         self.idle = asyncio.Event()
         self.idle.set()
         self._controller = controller
-        self._tier = tier
-        self._limit = limit
-        self._bytes = 0
         self._running = 0
         self._workers = max(1, tier.storage.preferred_concurrency)
 
     def put(self, job: _Job) -> None:
         """Queue the front of the job that there is room for; one object always fits an empty queue."""
         nbytes = job.objects[0].space.nbytes
-        fits = max((self._limit - self._bytes) // nbytes, int(not self._bytes))
+        fits = max((self.policy.queue_bytes - self.waiting_bytes) // nbytes, int(not self.waiting_bytes))
         reason = "queue_full"
-        if not self._tier.breaker.closed and self._bytes > 0:
+        if not self.tier.breaker.closed and self.waiting_bytes > 0:
             fits, reason = 0, "tier_down"
         taken = job.objects[: max(0, fits)]
         dropped = len(job.objects) - len(taken)
-        self._controller.metrics.add("tier_dropped", dropped, self._tier.name, reason)
+        self._controller.metrics.add("tier_dropped", dropped, self.tier.name, reason)
         if not taken:
             self._controller.finished(job)
             return
-        size = self._tier.batch_size(len(taken), nbytes)
+        size = self.tier.batch_size(len(taken), nbytes)
         pieces = [taken[at : at + size] for at in range(0, len(taken), size)]
         job.open_ends += len(pieces) - 1
         self._account(nbytes * len(taken))
@@ -126,7 +179,7 @@ class _Queue:
                 try:
                     await self._write(job, objects)
                 except Exception:  # a plugin's fault: these objects stay in L1 only, the queue goes on
-                    logger.exception("tier %s: a store failed", self._tier.name)
+                    logger.exception("tier %s: a store failed", self.tier.name)
                 finally:
                     self.pending -= len(objects)
                     self._account(-objects[0].space.nbytes * len(objects))
@@ -136,7 +189,7 @@ class _Queue:
                 self.idle.set()
 
     async def _write(self, job: _Job, objects: list[L1Object]) -> None:
-        l1, tier = self._controller.l1, self._tier
+        l1, tier = self._controller.l1, self.tier
         settled = None
         try:
             if not l1.renew(job.lease):
@@ -156,7 +209,7 @@ class _Queue:
                 settled.add_done_callback(lambda _: self._controller.finished(job))
 
     def _report(self, batch: Sequence[L1Object], stores: Stores) -> None:
-        name = self._tier.name
+        name = self.tier.name
         stored, failed = [], []
         for obj, outcome in zip(batch, stores.outcomes, strict=True):
             if isinstance(outcome, Stored):
@@ -170,5 +223,5 @@ class _Queue:
             self._controller.on_failed(failed)
 
     def _account(self, nbytes: int) -> None:
-        self._bytes += nbytes
-        self._controller.metrics.set("tier_queue_bytes", self._bytes, self._tier.name)
+        self.waiting_bytes += nbytes
+        self._controller.metrics.set("tier_queue_bytes", self.waiting_bytes, self.tier.name)

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from itertools import islice, repeat
 from operator import attrgetter
 from typing import Any
@@ -118,6 +119,7 @@ class L1:
         self._allocator = Allocator(arena.size)
         self._policy = policy
         self._trusted = type(policy).__module__.startswith("kvcore.builtin.")  # proven by their tests; checks cost
+        self._orphans: dict[L1Object, None] = {}  # what the policy may not know, because it has failed: oldest first
         self._on_evict = on_evict
         self._clock = clock
         self._lock = threading.Lock()
@@ -203,6 +205,21 @@ class L1:
         """Give the lease back. Idempotent; harmless after it ran out."""
         with self._lock:
             self._end_read(lease)
+
+    def give_up(self, nbytes: int) -> list[ReadLease]:
+        """Lease the policy's next victims, of at least `nbytes` where there are as many, a lease per space.
+
+        They go when their last reader leaves, unless one of those says `keep`.
+        """
+        with self._lock:
+            victims = self._victims(nbytes)
+            for obj in victims:
+                obj.temporary = True
+                obj.readers += 1
+            groups = [list(objects) for _, objects in self._by_space(victims)] if victims else []
+            leases = [ReadLease(objects, self._clock() + self.lease_s) for objects in groups]
+            self._leases += leases
+        return leases
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -306,6 +323,11 @@ class L1:
                     self.arena.bump([o.slot for o in lease.objects])
         return reads, writes
 
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the arena that hold nothing."""
+        return self._allocator.free_bytes
+
     def usage(self) -> dict[str, int]:
         """Bytes and counts for metrics: `size`, `free`, `quarantined`, `objects`, `staging`, `leases`."""
         with self._lock:
@@ -356,14 +378,16 @@ class L1:
     def _settle(self) -> None:
         """Tell the policy what happened since it was last needed. Comes before every drop of what it knows, so no
         note is of an object that has gone; temporary ones it never heard of, and ignores."""
-        try:
-            for new_bytes, objects in self._notes:
+        for new_bytes, objects in self._notes:
+            try:
                 if new_bytes:
                     self._policy.insert(objects, [new_bytes] * len(objects))
                 else:
                     self._policy.touch(objects)
-        except Exception as error:  # a plugin's fault may cost hits, never a request
-            self._log.warning("policy", f"the eviction policy failed: {error!r}", exc_info=True)
+            except Exception as error:  # a plugin's fault may cost hits, never a request
+                self._log.warning("policy", f"the eviction policy failed: {error!r}", exc_info=True)
+                if new_bytes:
+                    self._orphans.update(dict.fromkeys(objects))
         self._notes.clear()
 
     def _allocate(self, nbytes: int, count: int, evicted: list[L1Object]) -> list[int]:
@@ -381,23 +405,45 @@ class L1:
 
     def _victims(self, need: int) -> list[L1Object]:
         self._settle()
+        if self._orphans and (orphans := self._take_orphans(need)):
+            return orphans
         try:
             chosen: list[Any] = self._policy.evict(need, _pinned)
             if not self._trusted:
                 chosen = self._checked(chosen)
         except Exception as error:
             self._log.warning("policy", f"the eviction policy failed: {error!r}", exc_info=True)
-            return []
+            # It may have forgotten any of them: those that are here now go in the order in which they came.
+            self._orphans.update((o, None) for s in self._spaces.values() for o in s.objects.values())
+            return self._take_orphans(need)
         if any(map(_pinned, chosen)):  # whatever a policy says, what is leased stays
             self._notes += [(o.space.slot_bytes, [o]) for o in chosen if o.readers]
             chosen = [o for o in chosen if not o.readers]
         return chosen
 
+    def _take_orphans(self, need: int) -> list[L1Object]:
+        chosen = []
+        for obj in self._orphans:
+            if need <= 0:
+                break
+            if not obj.readers:
+                chosen.append(obj)
+                need -= obj.space.slot_bytes
+        for obj in chosen:
+            del self._orphans[obj]
+        with suppress(Exception):  # it may know them after all
+            self._policy.remove(chosen)
+        return chosen
+
     def _checked(self, chosen: Iterable[Any]) -> list[L1Object]:
-        """What a policy from elsewhere named, less what is not, or no longer, a resident object."""
+        """What a policy from elsewhere named, less what is not, or no longer, a resident object. Raises `LookupError`
+        when that is nothing."""
         most = sum(len(s.objects) for s in self._spaces.values())
         named = dict.fromkeys(islice(chosen, most))
-        return [o for o in named if isinstance(o, L1Object) and o.space.objects.get(o.chunk_hash) is o]
+        here = [o for o in named if isinstance(o, L1Object) and o.space.objects.get(o.chunk_hash) is o]
+        if named and not here:
+            raise LookupError("it names only what is not here")
+        return here
 
     def _drop(self, objects: Collection[L1Object]) -> None:
         for space, some in self._by_space(objects):
@@ -405,6 +451,8 @@ class L1:
             for obj in some:
                 del table[obj.chunk_hash]
             self._free_in(space, some)
+        for obj in objects if self._orphans else ():
+            self._orphans.pop(obj, None)
 
     def _free(self, objects: Collection[L1Object]) -> None:
         for space, some in self._by_space(objects):

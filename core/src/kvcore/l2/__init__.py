@@ -1,8 +1,9 @@
 """L2: tiers of storage behind L1. A tier frames, encodes, checks and times what a storage plugin moves."""
 
+from kvcore.l2.capacity import Capacity
 from kvcore.l2.codec import Codec
 from kvcore.l2.frame import HEADER_BYTES
 from kvcore.l2.threads import Threads
 from kvcore.l2.tier import Loads, Stores, Tier, Transfer
 
-__all__ = ["HEADER_BYTES", "Codec", "Loads", "Stores", "Threads", "Tier", "Transfer"]
+__all__ = ["HEADER_BYTES", "Capacity", "Codec", "Loads", "Stores", "Threads", "Tier", "Transfer"]

@@ -6,22 +6,13 @@ from itertools import islice
 from typing import Any
 
 from kvcore.api import BlockingStorage, Entry, Item, LoadOutcome, ObjectKey, Storage, StorageError, StoreOutcome, Usage
-from kvcore.l2.threads import PoolExhausted, Threads
+from kvcore.l2.threads import DeadlineExceeded, Threads
 
 CANCEL_S = 0.2
 """How long a cancelled coroutine may take to let go of its buffers."""
 
 OPEN_S = 120.0
 """An open may rebuild an index, which takes longer than a transfer is allowed to."""
-
-
-class DeadlineExceeded(StorageError):
-    """A storage call overran its deadline. `settled` ends when the storage no longer touches the call's buffers;
-    None when it already does not."""
-
-    def __init__(self, text: str, settled: "asyncio.Future[Any] | None" = None) -> None:
-        super().__init__(text)
-        self.settled = settled
 
 
 class Calls:
@@ -45,8 +36,8 @@ class Calls:
             if self._threads is not None:
                 self._threads.close()
 
-    async def exists(self, keys: Sequence[ObjectKey]) -> list[bool]:
-        return _one_each(await self._call(self.storage.exists, keys), keys, "exists", object)
+    async def exists(self, keys: Sequence[ObjectKey], timeout_s: float | None = None) -> list[bool]:
+        return _one_each(await self._call(self.storage.exists, keys, timeout_s=timeout_s), keys, "exists", object)
 
     async def load(self, items: Sequence[Item]) -> list[LoadOutcome]:
         return _one_each(await self._call(self.storage.load, items), items, "load", LoadOutcome)
@@ -80,20 +71,12 @@ class Calls:
     async def _call(self, method: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> Any:
         name = getattr(method, "__name__", "a call").strip("_")
         limit = self._timeout_s if timeout_s is None else timeout_s
-        late = f"{self._name}: {name} took more than {limit:g} s"
-        if self._threads is None:
-            return await self._call_async(method, args, limit, late)
-        try:
-            call = self._threads.submit(method, *args)
-        except PoolExhausted as error:
-            raise DeadlineExceeded(str(error)) from None
-        await asyncio.wait((call.settled,), timeout=limit)
-        if not call.settled.done():
-            in_use = self._threads.abandon(call)
-            raise DeadlineExceeded(late, call.settled if in_use else None)
-        return call.settled.result()
+        what = f"{self._name}: {name}"
+        if self._threads is not None:
+            return await self._threads.run(method, *args, timeout_s=limit, what=what)
+        return await self._call_async(method, args, limit, what)
 
-    async def _call_async(self, method: Callable[..., Any], args: Sequence[Any], limit: float, late: str) -> Any:
+    async def _call_async(self, method: Callable[..., Any], args: Sequence[Any], limit: float, what: str) -> Any:
         task = asyncio.ensure_future(method(*args))
         try:
             await asyncio.wait((task,), timeout=limit)
@@ -102,7 +85,7 @@ class Calls:
                 await asyncio.wait((task,), timeout=CANCEL_S)
                 if task.done() and not task.cancelled():
                     task.exception()  # nobody's: keep asyncio from logging it
-                raise DeadlineExceeded(late, None if task.done() else task)
+                raise DeadlineExceeded(f"{what} took more than {limit:g} s", None if task.done() else task)
         except asyncio.CancelledError:
             task.cancel()
             raise

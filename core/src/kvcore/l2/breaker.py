@@ -1,4 +1,4 @@
-"""A circuit breaker: a tier that keeps failing is left alone for a while, then tried with one call."""
+"""A circuit breaker: a tier that keeps failing, or is too slow to be of use, is left alone, then tried with a probe."""
 
 import time
 from collections.abc import Callable
@@ -9,18 +9,20 @@ LONGEST_PAUSE_S = 60.0
 
 
 class Breaker:
-    """Opens after `FAILURES` failed calls in a row; each failed try doubles the pause. Used from one event loop.
+    """Opens after `FAILURES` failed or slow calls in a row. While it is open only probes go through, one per pause;
+    each that fails doubles the pause, and so does opening again soon after a probe. Used from one event loop.
 
     Args:
-        on_change: called with True when the tier is used again, with False when it no longer is.
+        on_change: called with True when the tier is used again, with False when it no longer is, and the last cause.
     """
 
-    def __init__(self, on_change: Callable[[bool], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, on_change: Callable[[bool, str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._on_change = on_change
         self._clock = clock
         self._failures = 0
         self._pause_s = FIRST_PAUSE_S
         self._retry_at: float | None = None  # None: closed
+        self._closed_at = -LONGEST_PAUSE_S
         self._probing = False
 
     @property
@@ -29,36 +31,41 @@ class Breaker:
         return self._retry_at is None
 
     @property
-    def resting(self) -> bool:
-        """The tier is left alone: `allow` would say no."""
-        return self._retry_at is not None and self._clock() < self._retry_at
+    def pause_s(self) -> float:
+        """Seconds until the next probe is due; 0 while closed."""
+        return 0.0 if self._retry_at is None else max(0.0, self._retry_at - self._clock())
 
-    def allow(self) -> bool:
-        """May a call be made now? While open, one call per pause is."""
-        if self._retry_at is None:
-            return True
-        now = self._clock()
-        if now < self._retry_at:
+    def allow_probe(self) -> bool:
+        """Is a probe due? Says yes once per pause."""
+        if self._retry_at is None or self.pause_s > 0:
             return False
-        self._retry_at = now + self._pause_s  # this caller is the probe; others wait for its outcome
+        self._retry_at = self._clock() + self._pause_s
         self._probing = True
         return True
 
-    def success(self) -> None:
-        """A call was answered, be it with a miss."""
-        self._failures = 0
-        if self._retry_at is not None:
-            self._retry_at, self._pause_s, self._probing = None, FIRST_PAUSE_S, False
-            self._on_change(True)
-
-    def failure(self) -> None:
-        """A call failed or overran its deadline."""
-        self._failures += 1
-        if self._retry_at is not None:
-            if self._probing:  # others were under way when it opened, and say nothing new
-                self._probing = False
-                self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)
-                self._retry_at = self._clock() + self._pause_s
-        elif self._failures >= FAILURES:
+    def probed(self, ok: bool, cause: str = "") -> None:
+        """The probe's outcome."""
+        if self._retry_at is None or not self._probing:
+            return
+        self._probing = False
+        if ok:
+            self._failures, self._retry_at, self._closed_at = 0, None, self._clock()
+            self._on_change(True, cause)
+        else:
+            self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)
             self._retry_at = self._clock() + self._pause_s
-            self._on_change(False)
+
+    def success(self) -> None:
+        """A call was answered in time, be it with a miss."""
+        self._failures = 0
+
+    def failure(self, cause: str) -> None:
+        """A call failed, overran its deadline or was too slow."""
+        self._failures += 1
+        if self._retry_at is None and self._failures >= FAILURES:
+            if self._clock() - self._closed_at >= LONGEST_PAUSE_S:
+                self._pause_s = FIRST_PAUSE_S
+            else:  # the probe works and the work does not: do not flap once a second
+                self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)
+            self._retry_at = self._clock() + self._pause_s
+            self._on_change(False, cause)

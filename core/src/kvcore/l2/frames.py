@@ -25,10 +25,10 @@ from kvcore.api import (
     Usage,
 )
 from kvcore.l2 import frame
-from kvcore.l2.blocking import Calls, DeadlineExceeded
+from kvcore.l2.blocking import Calls
 from kvcore.l2.buffers import StagingPool
 from kvcore.l2.frame import HEADER_BYTES
-from kvcore.l2.threads import Threads
+from kvcore.l2.threads import DeadlineExceeded, Threads
 
 LISTED_AT_ONCE = 1000
 """Objects per batch of a listing."""
@@ -82,6 +82,7 @@ class Frames:
         self.storage = storage
         self.concurrency = max(1, storage.preferred_concurrency)
         self._calls = Calls(storage, name, timeout_s)
+        self._timeout_s = timeout_s
         self._threads = threads
         self._pool = StagingPool(self.concurrency)
 
@@ -139,7 +140,9 @@ class Frames:
         batch = Batch([], busy=True)  # until the call that was given the memory has answered
         try:
             busy, outcomes = await self._load(entries, views)
-            batch.found = await self._threads.run(_check_all, entries, views, outcomes)
+            batch.found = await self._threads.run(
+                _check_all, entries, views, outcomes, timeout_s=self._timeout_s, what=f"{self.name}: checking"
+            )
             batch.busy = busy
             yield batch
         except asyncio.CancelledError:

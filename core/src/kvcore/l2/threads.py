@@ -9,12 +9,22 @@ import threading
 from collections.abc import Callable
 from typing import Any, Literal
 
+from kvcore.api import StorageError
+
 MAX_STUCK = 16
 """So many hung calls are replaced by fresh threads; with more, the pool refuses work until one returns."""
 
 
 class PoolExhausted(Exception):
     """Every thread is stuck in a call that overran its deadline."""
+
+
+class DeadlineExceeded(StorageError):
+    """A call overran its deadline. `settled` ends when it no longer touches its arguments; None: it does not now."""
+
+    def __init__(self, text: str, settled: "asyncio.Future[Any] | None" = None) -> None:
+        super().__init__(text)
+        self.settled = settled
 
 
 class Call:
@@ -58,9 +68,20 @@ class Threads:
             self._grow()
         return call
 
-    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run `function(*args)` on a thread and return its result. Cancelling stops the waiting, not the call."""
-        return await asyncio.shield(self.submit(function, *args).settled)
+    async def run(self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None, what: str = "a call") -> Any:
+        """Run `function(*args)` on a thread and return its result. Cancelling stops the waiting, not the call.
+
+        Raises what it raises, and `DeadlineExceeded` when `what` has not ended in time or no thread is left.
+        """
+        try:
+            call = self.submit(function, *args)
+        except PoolExhausted as error:
+            raise DeadlineExceeded(str(error)) from None
+        await asyncio.wait((call.settled,), timeout=timeout_s)
+        if not call.settled.done():
+            in_use = self.abandon(call)
+            raise DeadlineExceeded(f"{what} took more than {timeout_s:g} s", call.settled if in_use else None)
+        return call.settled.result()
 
     def abandon(self, call: Call) -> bool:
         """The caller waits no longer. A call that still queues is dropped, a thread that is inside it is replaced.

@@ -2,12 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from kvcore.api import (
     BlockingStorage,
+    Entry,
     Failed,
     FrameError,
     Item,
@@ -17,16 +18,18 @@ from kvcore.api import (
     ObjectKey,
     ObjectLayout,
     Storage,
+    StorageError,
     Stored,
     StoreOutcome,
     Usage,
 )
-from kvcore.l2.blocking import Calls, DeadlineExceeded
+from kvcore.l2.blocking import Calls
 from kvcore.l2.breaker import Breaker
 from kvcore.l2.buffers import StagingPool, headers
+from kvcore.l2.capacity import Capacity
 from kvcore.l2.codec import Codec
 from kvcore.l2.frame import HEADER_BYTES
-from kvcore.l2.threads import PoolExhausted, Threads
+from kvcore.l2.threads import DeadlineExceeded, Threads
 from kvcore.observe import Metrics, Throttle, logger
 
 KEEP = ("version", "unknown_serde")
@@ -36,6 +39,11 @@ KEEP = ("version", "unknown_serde")
 ANSWERS = ("full", "too_large", "read_only", "corrupt")
 """Kinds of `Failed` that are a storage's answer: it works. Others (`io`, `timeout`) count against it."""
 _MAX_UNREADABLE = 1 << 16
+_PROBE = [ObjectKey(bytes(16), bytes(32), 0)]
+"""A key that nobody stores."""
+LISTED_AT_ONCE = 1000
+RELIST_S = 600.0
+"""How often the account of a shared storage is brought in line with what others did to it."""
 
 
 class Transfer(NamedTuple):
@@ -68,7 +76,10 @@ class Tier:
         storage: the plugin's instance.
         codec: the serde chain.
         threads: where encoding, decoding and checksums run.
-        timeout_s: the deadline of every storage call.
+        timeout_s: the deadline of every storage call, and of encoding or decoding a batch.
+        useful_s: an answer to `exists` that takes longer is of no use to a lookup, and a load that takes longer counts
+            against the tier.
+        capacity: for a storage that keeps to none by itself; None: unlimited.
     """
 
     def __init__(
@@ -80,12 +91,19 @@ class Tier:
         threads: Threads,
         timeout_s: float,
         metrics: Metrics,
+        useful_s: float = float("inf"),
+        capacity: Capacity | None = None,
     ) -> None:
         self.name = name
         self.codec = codec
         self.storage = storage
         self._calls = Calls(storage, name, timeout_s)
+        self._timeout_s = timeout_s
+        self._useful_s = useful_s
         self._threads = threads
+        self._capacity = capacity
+        self._making_room = asyncio.Lock()
+        self._chores: set[asyncio.Task[None]] = set()
         self._metrics = metrics
         self._log = Throttle()
         self._slots = asyncio.Semaphore(max(1, storage.preferred_concurrency))
@@ -97,6 +115,8 @@ class Tier:
     async def open(self) -> None:
         """Open the storage. Raises what the storage raises: at start, a fault is the user's to see."""
         await self._calls.open()
+        if self._capacity is not None:
+            await self._open_account(self._capacity)
 
     def register_memory(self, memory: memoryview) -> None:
         """Tell a storage that declares `zero_copy` where the arena is. Raises what the storage raises."""
@@ -105,6 +125,8 @@ class Tier:
 
     async def close(self) -> None:
         """Close the storage; a fault is logged."""
+        for chore in self._chores:
+            chore.cancel()
         try:
             await self._calls.close()
         except Exception as error:
@@ -120,10 +142,10 @@ class Tier:
 
         What was found unreadable here counts as absent, so that it is not fetched again, and a store replaces it.
         """
-        if not keys or not self.breaker.allow():
+        if not keys or not self.breaker.closed:
             return [False] * len(keys)
         try:
-            answer = await self._calls.exists(keys)
+            answer = await self._calls.exists(keys, min(self._useful_s, self._timeout_s))
         except Exception as error:
             self._failed("exists", len(keys), error)
             return [False] * len(keys)
@@ -134,10 +156,10 @@ class Tier:
     async def load(self, wanted: Sequence[Transfer]) -> Loads:
         """Bring objects into their payloads, checked and decoded."""
         down = Loads([Failed("the circuit breaker is open", "tier_down")] * len(wanted))
-        if not wanted or self.breaker.resting:
+        if not wanted or not self.breaker.closed:
             return down
         async with self._slots:  # the breaker may open while this waits
-            return await self._load(wanted) if self.breaker.allow() else down
+            return await self._load(wanted) if self.breaker.closed else down
 
     async def store(self, given: Sequence[Transfer], held: Callable[[], bool] = lambda: True) -> Stores:
         """Encode objects and write them.
@@ -146,10 +168,10 @@ class Tier:
             held: asked once the checksums are made: are the payloads still what the caller gave? False stores nothing.
         """
         down = Stores([Failed("the circuit breaker is open", "tier_down")] * len(given))
-        if not given or self.breaker.resting:
+        if not given or not self.breaker.closed:
             return down
         async with self._slots:
-            return await self._store(given, held) if self.breaker.allow() else down
+            return await self._store(given, held) if self.breaker.closed else down
 
     async def delete(self, keys: Sequence[ObjectKey]) -> None:
         """Delete objects; a fault is counted."""
@@ -157,9 +179,14 @@ class Tier:
             await self._calls.delete(keys)
         except Exception as error:
             self._failed("delete", len(keys), error)
+        else:
+            if self._capacity is not None:
+                self._capacity.remove(keys)
 
     async def usage(self) -> Usage | None:
-        """What the storage holds, or None."""
+        """What the storage holds, or None. With a capacity of the tier: what its account says."""
+        if self._capacity is not None:
+            return Usage(self._capacity.used, len(self._capacity), self._capacity.limit)
         try:
             return await self._calls.usage()
         except Exception:
@@ -168,6 +195,18 @@ class Tier:
     async def ping(self) -> None:
         """Prove that the storage answers. Raises what it raises."""
         await self._calls.ping()
+
+    async def probe(self) -> None:
+        """Try a tier that is left alone, when that is due: a ping and a question whose answer is no."""
+        if not self.breaker.allow_probe():
+            return
+        try:
+            await self._calls.ping()
+            await self._calls.exists(_PROBE, min(self._useful_s, self._timeout_s))
+        except Exception as error:
+            self.breaker.probed(False, str(error) or repr(error))
+        else:
+            self.breaker.probed(True)
 
     # -- loading -----------------------------------------------------------------------------------------------------
 
@@ -191,11 +230,12 @@ class Tier:
         except Exception as error:
             self._failed("load", len(wanted), error)
             return Loads([Failed(str(error))] * len(wanted))
-        self._answered(raw)
+        self._answered("load", raw, time.perf_counter() - begun)
         try:
-            outcomes = await self._threads.run(self._decode, wanted, pages, bodies, raw)
-        except PoolExhausted as error:
-            return Loads([Failed(str(error), "closed")] * len(wanted))
+            outcomes = await self._on_thread("decoding", self._decode, wanted, pages, bodies, raw)
+        except DeadlineExceeded as error:
+            self._failed("load", len(wanted), error)
+            return Loads([Failed(str(error), "timeout")] * len(wanted), error.settled)
         del items
         for view, buffer in zip(bodies, staged, strict=False):
             with suppress(BufferError):  # a storage that still holds a view keeps the buffer, too
@@ -209,6 +249,9 @@ class Tier:
         if corrupt:
             self._log.warning("corrupt", f"tier {self.name}: {len(corrupt)} corrupt objects are deleted")
             await self.delete(corrupt)
+        if self._capacity is not None:
+            self._capacity.touch([t.key for t, o in zip(wanted, outcomes, strict=True) if isinstance(o, Loaded)][::-1])
+            self._capacity.remove(t.key for t, o in zip(wanted, outcomes, strict=True) if isinstance(o, Missing))
         return Loads(outcomes)
 
     def _decode(
@@ -239,9 +282,10 @@ class Tier:
         begun = time.perf_counter()
         pages = headers(len(given))
         try:
-            bodies, staged = await self._threads.run(self._encode, given, pages)
-        except PoolExhausted as error:
-            return Stores([Failed(str(error), "serde")] * len(given))
+            bodies, staged = await self._on_thread("encoding", self._encode, given, pages)
+        except DeadlineExceeded as error:
+            self._failed("store", len(given), error)
+            return Stores([Failed(str(error), "timeout")] * len(given), error.settled)
         if not held():
             return Stores([Failed("the lease ran out before the objects were encoded", "lease_expired")] * len(given))
         replaced = [t.key for t in given if t.key in self._unreadable]
@@ -251,7 +295,7 @@ class Tier:
         refused = [self._refuse(body) for body in bodies]
         asked = [Item(t.key, (h, b)) for t, h, b, no in zip(given, pages, bodies, refused, strict=True) if no is None]
         try:
-            answers = await self._calls.store(asked) if asked else []
+            answers = await self._put(asked) if asked else []
         except DeadlineExceeded as error:
             self._failed("store", len(given), error)
             return Stores([Failed(str(error), "timeout")] * len(given), error.settled)
@@ -259,7 +303,7 @@ class Tier:
             self._failed("store", len(given), error)
             return Stores([Failed(str(error))] * len(given))
         if asked:
-            self._answered(answers)
+            self._answered("store", answers, 0.0)  # nobody waits for a store
         rest = iter(answers)
         outcomes: list[StoreOutcome] = [next(rest) if no is None else no for no in refused]
         written = sum(i.nbytes for i, o in zip(asked, answers, strict=True) if isinstance(o, Stored))
@@ -295,20 +339,87 @@ class Tier:
 
     def _refuse(self, body: memoryview | Failed) -> Failed | None:
         """Why an encoded object is not even offered to the storage."""
+        if isinstance(body, Failed):
+            return body
         limit = self.storage.max_object_bytes
-        if isinstance(body, Failed) or limit is None or HEADER_BYTES + len(body) <= limit:
-            return body if isinstance(body, Failed) else None
-        return Failed(f"larger than the storage's limit of {limit} bytes", "too_large")
+        if limit is not None and HEADER_BYTES + len(body) > limit:
+            return Failed(f"larger than the storage's limit of {limit} bytes", "too_large")
+        if self._capacity is not None and HEADER_BYTES + len(body) > self._capacity.limit:
+            return Failed(f"larger than the tier's capacity of {self._capacity.limit} bytes", "too_large")
+        return None
 
-    def _answered(self, outcomes: Sequence[LoadOutcome | StoreOutcome]) -> None:
-        if all(isinstance(o, Failed) and o.kind not in ANSWERS for o in outcomes):
-            self.breaker.failure()
+    async def _on_thread(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
+        return await self._threads.run(function, *args, timeout_s=self._timeout_s, what=f"{self.name}: {what}")
+
+    def _answered(self, op: str, outcomes: Sequence[LoadOutcome | StoreOutcome], seconds: float) -> None:
+        failed = [o for o in outcomes if isinstance(o, Failed) and o.kind not in ANSWERS]
+        if len(failed) == len(outcomes):
+            self.breaker.failure(failed[0].reason)
+        elif seconds > self._useful_s:
+            self.breaker.failure(f"{op} took {seconds:.1f} s, a lookup waits {self._useful_s:g} s")
         else:
             self.breaker.success()
 
     def _remember(self, keys: Iterable[ObjectKey]) -> None:
         if len(self._unreadable) < _MAX_UNREADABLE:
             self._unreadable.update(keys)
+
+    # -- capacity ----------------------------------------------------------------------------------------------------
+
+    async def _open_account(self, capacity: Capacity) -> None:
+        """Learn what is there: the first batch now, so that a storage that cannot list is found out at open."""
+        if self.storage.evicts:
+            raise StorageError("it keeps to a capacity of its own: set `storage.capacity`, not the tier's `capacity`")
+        listing = self._calls.entries(LISTED_AT_ONCE)
+        try:
+            capacity.add(await anext(listing))
+        except StopAsyncIteration:
+            pass
+        except NotImplementedError:
+            raise StorageError("it cannot list what it holds, so the tier cannot keep a `capacity`") from None
+        self._chore(self._count_the_rest(capacity, listing))
+
+    async def _count_the_rest(self, capacity: Capacity, listing: AsyncIterator[Sequence[Entry]]) -> None:
+        before: set[ObjectKey] = set()
+        while True:
+            try:
+                async for entries in listing:
+                    capacity.add(entries)
+                    before.difference_update(entry.key for entry in entries)
+                capacity.remove(before)  # known before the listing began, and not in it
+            except Exception as error:
+                self._log.warning("list", f"tier {self.name}: listing failed, its account is not complete: {error}")
+            if not self.storage.shared:
+                return
+            await asyncio.sleep(RELIST_S)
+            before = capacity.known()
+            listing = self._calls.entries(LISTED_AT_ONCE)
+
+    async def _put(self, asked: Sequence[Item]) -> list[StoreOutcome]:
+        """Store, within the tier's capacity. Raises what the storage raises."""
+        capacity = self._capacity
+        if capacity is None:
+            return await self._calls.store(asked)
+        nbytes = sum(i.nbytes for i in asked)
+        async with self._making_room:
+            victims = capacity.victims(nbytes)
+            if victims:
+                await self._calls.delete(victims)
+                capacity.remove(victims)
+                self._metrics.add("tier_evicted", len(victims), self.name)
+            capacity.coming += nbytes
+        try:
+            answers = await self._calls.store(asked)
+        finally:
+            capacity.coming -= nbytes
+        stored = [i for i, o in zip(asked, answers, strict=True) if isinstance(o, Stored)]
+        capacity.add(Entry(i.key, i.nbytes) for i in reversed(stored))  # the head of a prefix goes last
+        return answers
+
+    def _chore(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._chores.add(task)
+        task.add_done_callback(self._chores.discard)
 
     # -- accounts ----------------------------------------------------------------------------------------------------
 
@@ -331,11 +442,21 @@ class Tier:
         kind = "timeout" if isinstance(error, DeadlineExceeded) else "error"
         self._metrics.add("tier_operations", count, self.name, op, kind)
         self._log.warning(f"{op} {kind}", f"tier {self.name}: {op} failed: {error or repr(error)}")
-        self.breaker.failure()
+        self.breaker.failure(str(error) or repr(error))
 
-    def _changed(self, closed: bool) -> None:
+    def _changed(self, closed: bool, cause: str) -> None:
         self._metrics.set("tier_open", int(closed), self.name)
         if closed:
             logger.warning("tier %s answers again and is used again", self.name)
         else:
-            logger.warning("tier %s keeps failing and is left alone for a while; requests go on without it", self.name)
+            self._metrics.add("tier_opened", 1, self.name)
+            logger.warning(
+                "tier %s keeps failing and is left alone for a while; requests go on without it (%s)", self.name, cause
+            )
+            self._chore(self._heal())
+
+    async def _heal(self) -> None:
+        """Probe until it answers. No request ever waits for a tier that is down."""
+        while not self.breaker.closed:
+            await asyncio.sleep(max(self.breaker.pause_s, 0.01))
+            await self.probe()

@@ -47,6 +47,7 @@ class DiskStorage(BlockingStorage):
     """
 
     persistent = True
+    evicts = True
     preferred_concurrency = 4
 
     def __init__(self, config: DiskConfig, context: Context) -> None:

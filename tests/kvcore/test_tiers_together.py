@@ -1,0 +1,304 @@
+"""Several tiers behind one L1: who is asked, who serves, who is written, and what a bad one costs the others."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_engine import FULL, contents, free, hashes, opened, put, spec
+
+from kvcore.api import MISSING, ConfigError, Entry, Failed, ObjectKey, PluginError
+from kvcore.builtin.eviction_lru import LruPolicy
+from kvcore.engine import CacheEngine, Space
+from kvcore.l2 import HEADER_BYTES, Capacity
+
+OBJECT = 2 * (64 << 10)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[[str], tuple[CacheEngine, Space]]]:
+    with ExitStack() as stack:
+
+        def open_(text: str) -> tuple[CacheEngine, Space]:
+            engine = opened(tmp_path, text)
+            stack.callback(engine.close)
+            return engine, engine.register(spec())
+
+        yield open_
+
+
+TWO = "lookup_timeout: 1s\nl2: [{name: near, storage: memory}, {name: far, storage: memory}]\n"
+
+
+def held(engine: CacheEngine, tier: int) -> dict[ObjectKey, bytes]:
+    objects: dict[ObjectKey, bytes] = engine.manager.tiers[tier].storage._objects
+    return objects
+
+
+def count(engine: CacheEngine, name: str) -> float:
+    return engine.metrics.values().get(f"kvcore_{name}", 0.0)
+
+
+def until(done: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 10
+    while not done():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def asked(engine: CacheEngine, space: Space, keys: list[bytes]) -> tuple[int, float, dict[str, int]]:
+    """The answer of a lookup, its seconds, and where the objects were."""
+    begun = time.monotonic()
+    lookup = engine.lookup(space, keys)
+    assert lookup.wait(10)
+    took = time.monotonic() - begun
+    answer = lookup.poll()
+    engine.release(lookup)
+    assert answer is not None
+    return answer, took, lookup.stats
+
+
+# -- a tier that hangs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hung", [0, 1])
+def test_a_hung_tier_delays_nobody_whom_another_can_serve(make: Any, hung: int) -> None:
+    engine, space = make(TWO)
+    keys = hashes(6)
+    put(engine, space, keys)
+    assert engine.drain() == 0
+    engine.clear(space)
+    let_go = threading.Event()
+    engine.manager.tiers[hung].storage.exists = lambda ks: [let_go.wait(20)] * len(ks)
+    try:
+        answer, took, sources = asked(engine, space, keys)
+        assert answer == 6
+        assert took < 0.4  # not the second that the hung one may take
+        assert sources == {"far" if hung == 0 else "near": 6}
+    finally:
+        let_go.set()
+
+
+def test_what_a_healthy_tier_has_of_a_prefix_is_served_though_another_hangs(make: Any) -> None:
+    engine, space = make(TWO)
+    keys = hashes(6)
+    put(engine, space, keys)
+    assert engine.drain() == 0
+    engine.clear(space)
+    for key in [k for k in held(engine, 0) if k.chunk_hash in keys[4:]]:
+        del held(engine, 0)[key]
+    let_go = threading.Event()
+    engine.manager.tiers[1].storage.exists = lambda ks: [let_go.wait(20)] * len(ks)
+    try:
+        answer, took, _ = asked(engine, space, keys)
+        assert answer == 4
+        assert took < 0.95
+    finally:
+        let_go.set()
+
+
+def test_a_tier_that_hung_is_no_longer_asked_and_comes_back(make: Any) -> None:
+    engine, space = make("lookup_timeout: 200ms\nl2: [{name: near, storage: memory, timeout: 200ms}]\n")
+    keys = hashes(4)
+    put(engine, space, keys)
+    engine.drain()
+    engine.clear(space)
+    tier = engine.manager.tiers[0]
+    real, let_go = tier.storage.exists, threading.Event()
+    tier.storage.exists = lambda ks: [let_go.wait(20)] * len(ks)
+    until(lambda: (asked(engine, space, keys), not tier.breaker.closed)[1], "it was never left alone")
+    assert asked(engine, space, keys)[1] < 0.1
+    let_go.set()
+    tier.storage.exists = real
+    until(lambda: tier.breaker.closed, "it did not come back by itself")
+    assert contents(engine, space, keys) == [1, 2, 3, 4]
+
+
+# -- exists is a hint --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [MISSING, Failed("broken"), Failed("torn", "corrupt")])
+def test_what_the_first_tier_does_not_deliver_comes_from_the_next(make: Any, answer: Any) -> None:
+    engine, space = make(TWO)
+    keys = hashes(6)
+    put(engine, space, keys)
+    assert engine.drain() == 0
+    engine.clear(space)
+    storage = engine.manager.tiers[0].storage
+    real = storage.load
+    gone = set(keys[2:4])
+    storage.load = lambda items: [
+        answer if i.key.chunk_hash in gone else o for i, o in zip(items, real(items), strict=True)
+    ]
+    before = free(engine)
+    assert contents(engine, space, keys) == [1, 2, 3, 4, 5, 6]
+    assert engine.drain() == 0
+    engine.clear(space)
+    assert free(engine) == before
+    assert engine.metrics.values().get('kvcore_miss_chunks_total{reason="io"}', 0) == 0  # nothing was missed
+
+
+# -- who is written ----------------------------------------------------------------------------------------------------
+
+
+def test_a_read_only_tier_is_read_and_never_written(make: Any) -> None:
+    engine, space = make("l2: [{name: near, storage: memory, write: none}, {name: far, storage: memory}]\n")
+    keys = hashes(4)
+    put(engine, space, keys)
+    engine.drain()
+    assert not held(engine, 0)
+    assert len(held(engine, 1)) == 4
+    held(engine, 0).update(held(engine, 1))
+    held(engine, 1).clear()
+    engine.clear(space)
+    assert contents(engine, space, keys) == [1, 2, 3, 4]
+
+
+def test_found_far_is_written_near_unless_told_not_to(make: Any, tmp_path: Path) -> None:
+    for promote, expected in (("true", 4), ("false", 0)):
+        engine, space = make(f"l2: [{{name: near, storage: memory, promote: {promote}}}, {{storage: memory}}]\n")
+        keys = hashes(4)
+        put(engine, space, keys)
+        engine.drain()
+        held(engine, 0).clear()
+        engine.clear(space)
+        assert contents(engine, space, keys) == [1, 2, 3, 4]
+        engine.drain()
+        assert len(held(engine, 0)) == expected
+        assert count(engine, 'tier_promoted_total{tier="near"}') == expected
+        assert engine.l1.usage()["leases"] == 0
+        engine.close()
+
+
+def test_a_tier_for_what_l1_gives_up_gets_it_before_it_goes(make: Any) -> None:
+    engine, space = make("l2: [{name: under, storage: memory, write: evicted}]\n")
+    room = engine.manager.arena.size // OBJECT
+    few = hashes(room // 4, "few")
+    put(engine, space, few)
+    engine.drain()
+    assert not held(engine, 0)  # there is room: nothing has been given up
+    many = [hashes(4, f"p{i}") for i in range(room)]
+    for keys in many:
+        put(engine, space, keys)
+        engine.drain()
+    lost = count(engine, 'tier_dropped_total{tier="under",reason="evicted_first"}')
+    kept = {k.chunk_hash for k in held(engine, 0)}
+    resident = set(engine.object_space(space, 0).objects)
+    everything = set(few).union(*many)
+    assert len(everything - kept - resident) == lost
+    assert lost < len(everything) / 4
+    assert contents(engine, space, many[2]) == [1, 2, 3, 4]  # long gone from L1
+    assert engine.l1.usage()["leases"] == 0
+
+
+def test_what_is_used_while_it_is_given_up_stays(make: Any) -> None:
+    engine, space = make("l2: [{name: under, storage: memory, write: evicted}]\n")
+    keys = hashes(4)
+    put(engine, space, keys)
+    (lease,) = engine.l1.give_up(1 << 30)
+    assert len(lease.objects) == 4
+    assert contents(engine, space, keys[:2]) == [1, 2]  # used: they stay
+    engine.l1.end_read(lease)
+    assert set(engine.object_space(space, 0).objects) == set(keys[:2])
+    (lease,) = engine.l1.give_up(1 << 30)  # and can be given up again
+    assert {o.chunk_hash for o in lease.objects} == set(keys[:2])
+    engine.l1.end_read(lease)
+    assert not engine.object_space(space, 0).objects
+
+
+def test_at_the_end_what_is_in_l1_is_written(make: Any) -> None:
+    engine, space = make("l2: [{name: under, storage: memory, write: evicted}]\n")
+    objects = held(engine, 0)
+    kept: dict[ObjectKey, bytes] = {}
+    close = engine.manager.tiers[0].storage.close
+    engine.manager.tiers[0].storage.close = lambda: (kept.update(objects), close())
+    put(engine, space, hashes(5))
+    engine.close()
+    assert len(kept) == 5
+
+
+def test_a_spill_tier_that_is_down_keeps_l1_whole(make: Any) -> None:
+    engine, space = make("l2: [{name: under, storage: memory, write: evicted}]\n")
+    tier = engine.manager.tiers[0]
+    tier.storage.store = lambda items: [Failed("down")] * len(items)
+    tier.storage.ping = lambda: 1 / 0
+    room = engine.manager.arena.size // OBJECT
+    for i in range(room):
+        put(engine, space, hashes(4, f"p{i}"))
+    until(lambda: not tier.breaker.closed, "it was never left alone")
+    engine.drain()
+    for i in range(room):
+        put(engine, space, hashes(4, f"q{i}"))
+    assert len(engine.object_space(space, 0).objects) > room * 0.9
+    assert engine.l1.usage()["leases"] == 0
+
+
+# -- a capacity for storages that have none ----------------------------------------------------------------------------
+
+
+def test_a_tier_keeps_to_its_capacity(make: Any) -> None:
+    engine, space = make("l2: [{name: t, storage: memory, capacity: 1MiB}]\n")
+    fits = (1 << 20) // (OBJECT + HEADER_BYTES)
+    for i in range(12):
+        put(engine, space, hashes(2, f"p{i}"))
+        engine.drain()
+        assert len(held(engine, 0)) <= fits
+    assert len(held(engine, 0)) == fits
+    assert {k.chunk_hash for k in held(engine, 0)} >= set(hashes(2, "p11"))
+    assert count(engine, 'tier_evicted_total{tier="t"}') == 24 - fits
+    engine.clear(space)
+    assert contents(engine, space, hashes(2, "p11")) == [1, 2]
+    usage = engine.manager.loop.submit(engine.manager.tiers[0].usage()).result()
+    assert (usage.objects, usage.capacity_bytes) == (fits, 1 << 20)
+    assert usage.nbytes == fits * (OBJECT + HEADER_BYTES)
+
+
+@pytest.mark.parametrize("tier", ["{storage: {plugin: memory, capacity: 1MiB}, capacity: 1MiB}"])
+def test_a_capacity_twice_is_refused(make: Any, tier: str) -> None:
+    with pytest.raises((PluginError, ConfigError), match=r"capacity of its own: set `storage\.capacity`"):
+        make(f"l2: [{tier}]\n")
+
+
+def test_the_account_counts_each_object_once_and_survives_what_it_does_not_know() -> None:
+    account = Capacity(1000, LruPolicy(None, None))
+    names = [ObjectKey(bytes(16), bytes([i]) * 32, 0) for i in range(8)]
+    account.add([Entry(k, 100) for k in names])
+    account.add([Entry(names[0], 100)])
+    assert (account.used, len(account)) == (800, 8)
+    account.touch([names[1], ObjectKey(bytes(16), b"x" * 32, 0)])
+    account.remove([names[0], names[0], ObjectKey(bytes(16), b"x" * 32, 0)])
+    assert (account.used, len(account)) == (700, 7)
+    assert account.victims(300) == []
+    assert account.victims(500) == [names[2], names[3]]
+    assert account.used == 700  # until they are gone
+    assert account.victims(500) == [names[4], names[5]]  # deleting failed: others are tried, and those again later
+    assert len(account.victims(5000)) == 7
+
+
+def test_the_account_survives_a_restart(tmp_path: Path) -> None:
+    class Kept(dict):  # type: ignore[type-arg]
+        pass
+
+    engine = opened(tmp_path, "l2: [{name: t, storage: memory}]\n")
+    space = engine.register(spec(FULL))
+    put(engine, space, hashes(6))
+    engine.drain()
+    left = dict(held(engine, 0))
+    engine.close()
+    again = opened(tmp_path, "l2: [{name: t, storage: memory, capacity: 1MiB}]\n")
+    tier = again.manager.tiers[0]
+    try:
+        tier.storage._objects.update(left)
+        again.manager.loop.submit(_recount(tier)).result()
+        usage = again.manager.loop.submit(tier.usage()).result()
+        assert (usage.objects, usage.nbytes) == (6, 6 * (OBJECT + HEADER_BYTES))
+    finally:
+        again.close()
+
+
+async def _recount(tier: Any) -> None:
+    await tier._open_account(tier._capacity)
+    await next(iter(tier._chores))

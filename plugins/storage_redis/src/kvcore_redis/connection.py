@@ -1,10 +1,7 @@
-"""One connection to one server: sockets with a deadline, the login, and pipelines of commands."""
+"""One connection to one server: the login, and pipelines of commands."""
 
-import contextlib
-import select
 import socket
 import ssl
-import struct
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,22 +11,18 @@ from kvcore.api import StorageError
 from kvcore_redis.address import Endpoint
 from kvcore_redis.config import Login
 from kvcore_redis.resp import Reader, ReplyError, encode
-from kvcore_redis.views import drop
+from kvcore_redis.stream import Lost, Stream, TLSStream, time_left
+from kvcore_redis.views import Part
 
 GROUP_BYTES = 4 << 20
 """A pipeline goes out in groups of so many bytes, at most two of them unanswered: the server need not hold the values
 of a whole batch at once."""
-GROUP_COMMANDS = 64
-"""So many replies to small commands fit into the socket buffers, so that neither side ever waits for the other."""
-_IOV_MAX = 1024
+GROUP_COMMANDS = 256
+"""Small commands, too: what is unanswered fits into the socket buffers, so that neither side waits for the other."""
 _TEMPORARY = ("ERR max number of clients", "LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN")
 _ASKING = encode(b"ASKING")
 
 Reply = bytes | int | ReplyError | None
-
-
-class Lost(ConnectionError):
-    """The connection broke after it had been made: on another one the same commands may do."""
 
 
 class Command(NamedTuple):
@@ -43,7 +36,7 @@ class Command(NamedTuple):
     """
 
     name: bytes
-    parts: Sequence[bytes | memoryview]
+    parts: Sequence[Part]
     nbytes: int = 0
     room: Sequence[memoryview] | None = None
 
@@ -65,84 +58,6 @@ class Settings:
     tls: ssl.SSLContext | None
     connect_timeout_s: float
     passive: bool = False
-
-
-class Stream:
-    """A connected socket; every operation ends by `deadline` (`time.monotonic()`), with `TimeoutError` if need be.
-
-    The kernel keeps the time (`SO_RCVTIMEO`), which allows one system call to bring a whole value.
-    """
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self.deadline = 0.0
-        sock.settimeout(None)
-
-    def send(self, views: Sequence[memoryview]) -> None:
-        """Send all of `views`."""
-        while views:
-            self._limit(socket.SO_SNDTIMEO)
-            views = drop(views, self._socket.sendmsg(views[:_IOV_MAX]))
-
-    def receive(self, into: memoryview) -> int:
-        """At least one byte; how many."""
-        self._limit(socket.SO_RCVTIMEO)
-        return _some(self._socket.recv_into(into))
-
-    def receive_all(self, views: Sequence[memoryview]) -> None:
-        """Fill all of `views`."""
-        while views:
-            self._limit(socket.SO_RCVTIMEO)
-            count = self._socket.recvmsg_into(views[:_IOV_MAX], 0, socket.MSG_WAITALL)[0]
-            views = drop(views, _some(count))
-
-    @property
-    def quiet(self) -> bool:
-        """Nothing has arrived, not even the end: the peer has not closed it."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return not poll.poll(0)
-
-    def shut(self) -> None:
-        """End it for whoever waits in it. From any thread."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Free the socket."""
-        self._socket.close()
-
-    def _limit(self, option: int) -> None:
-        left = _left(self.deadline)
-        seconds = int(left)
-        self._socket.setsockopt(
-            socket.SOL_SOCKET, option, struct.pack("ll", seconds, max(1, int((left - seconds) * 1e6)))
-        )
-
-
-class TLSStream(Stream):
-    """The same over TLS, whose library knows neither vectors nor the kernel's timeouts."""
-
-    _socket: ssl.SSLSocket
-
-    def send(self, views: Sequence[memoryview]) -> None:
-        for view in views:
-            rest = view
-            while rest:
-                self._socket.settimeout(_left(self.deadline))
-                rest = rest[self._socket.send(rest) :]
-
-    def receive(self, into: memoryview) -> int:
-        self._socket.settimeout(_left(self.deadline))
-        return _some(self._socket.recv_into(into))
-
-    def receive_all(self, views: Sequence[memoryview]) -> None:
-        while views:
-            views = drop(views, self.receive(views[0]))
-
-    @property
-    def quiet(self) -> bool:
-        return self._socket.pending() == 0 and super().quiet
 
 
 class Connection:
@@ -187,35 +102,24 @@ class Connection:
         self._stream.close()
 
     def _send(self, commands: Sequence[Command], asking: bool) -> None:
-        views: list[memoryview] = []
-        small: list[bytes] = []
-        for command in commands:
-            if asking:
-                small.append(_ASKING)
-            for part in command.parts:
-                if isinstance(part, bytes):
-                    small.append(part)
-                elif len(part):
-                    views.append(memoryview(b"".join(small)))
-                    views.append(part)
-                    small.clear()
-        if small:
-            views.append(memoryview(b"".join(small)))
-        self._stream.send([view for view in views if len(view)])
+        parts = [part for command in commands for part in (_ASKING * asking, *command.parts) if len(part)]
+        self._stream.send(parts)
 
 
 def connect(endpoint: Endpoint, settings: Settings, deadline: float) -> Connection:
     """A new connection. Raises `OSError` when the server cannot be reached, `StorageError` when it refuses us."""
-    limit = min(settings.connect_timeout_s, _left(deadline))
+    limit = min(settings.connect_timeout_s, time_left(deadline))
     sock = _open(endpoint, limit)
+    if settings.tls is not None:
+        sock = _wrap(sock, endpoint, settings.tls, limit)
     try:
-        stream = Stream(sock) if settings.tls is None else TLSStream(_wrap(sock, endpoint, settings.tls, limit))
+        stream = Stream(sock) if settings.tls is None else TLSStream(sock)
         stream.deadline = min(deadline, time.monotonic() + settings.connect_timeout_s)
         connection = Connection(stream)
         _log_in(connection, endpoint, settings)
     except BlockingIOError:
         sock.close()
-        raise TimeoutError("the time is up") from None
+        raise TimeoutError("no answer in time") from None
     except BaseException:
         sock.close()
         raise
@@ -293,25 +197,3 @@ def _grouped(commands: Sequence[Command]) -> list[Sequence[Command]]:
     if begin < len(commands):
         groups.append(commands[begin:])
     return groups
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("the time is up")
-    return left
-
-
-def _some(count: int) -> int:
-    if count == 0:
-        raise Lost("the server closed the connection")
-    return count
-
-
-def broken(error: OSError) -> OSError:
-    """What a socket raised in the middle of a call, as `TimeoutError` or `Lost`."""
-    if isinstance(error, BlockingIOError | TimeoutError):  # the first is how the kernel's timeouts show
-        return TimeoutError("the time is up")
-    if isinstance(error, ssl.SSLError):
-        return Lost(f"TLS: {error.reason or error}")
-    return error if isinstance(error, Lost) else Lost(error.strerror or str(error))

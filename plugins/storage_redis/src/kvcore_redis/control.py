@@ -60,7 +60,7 @@ class Control:
         except (redis.AuthenticationError, redis.exceptions.AuthorizationError) as error:  # kinds of ConnectionError
             raise StorageError(f"{endpoint} refuses us: {error}") from error
         except redis.TimeoutError as error:
-            raise TimeoutError("the time is up") from error
+            raise TimeoutError("no answer in time") from error
         except (redis.ConnectionError, redis.BusyLoadingError) as error:
             raise ConnectionError(str(error)) from error
         except redis.RedisError as error:

@@ -2,12 +2,13 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 
 from kvcore.api import StorageError
 from kvcore_redis.address import Endpoint
-from kvcore_redis.connection import Connection, Settings, broken, connect
+from kvcore_redis.connection import Connection, Settings, connect
+from kvcore_redis.stream import broken
 
 FIRST_REST_S = 1.0
 LONGEST_REST_S = 30.0
@@ -73,30 +74,53 @@ class Node:
         with self._lock:
             return len(self._idle) + len(self._busy)
 
-    @contextmanager
-    def connection(self, deadline: float) -> Iterator[Connection]:
-        """A connection for one call, made when none is idle. One that ends with an exception is closed, and every idle
-        one with it: they lead to the same server, or to the one that was there before it.
+    def connection(self, deadline: float) -> "Call":
+        """For a `with` statement: a connection for one call, made when none is idle.
 
-        Raises `OSError` when the server cannot be reached (of its kind `Lost` when it could be before), `StorageError`
-        when it refuses us.
+        One that ends with an exception is closed, and every idle one with it: they lead to the same server, or to the
+        one that was there before it. Raises `OSError` when the server cannot be reached (of its kind `Lost` when it
+        could be before), `StorageError` when it refuses us.
         """
-        connection = self._take(deadline)
-        try:
-            yield connection
-        except BaseException as error:
-            self._forget(connection)
-            if isinstance(error, OSError):
-                self._close_idle()
-                raise broken(error) from error
-            raise
-        self._give(connection)
+        return Call(self, deadline)
+
+    def take(self, deadline: float) -> Connection:
+        """A connection whose operations end by `deadline`. It must be given back or dropped."""
+        while (connection := self._idle_one()) is not None:
+            if connection.usable:
+                break
+            self.drop(connection)
+        else:
+            connection = self._adopt(connect(self.endpoint, self._settings, deadline))
+        connection.until(deadline)
+        return connection
+
+    def give(self, connection: Connection) -> None:
+        """Keep it for the next call."""
+        with self._lock:
+            self._busy.discard(connection)
+            if not self._closed and len(self._idle) < self._most:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def drop(self, connection: Connection) -> None:
+        """Close it."""
+        with self._lock:
+            self._busy.discard(connection)
+        connection.close()
+
+    def drop_idle(self) -> None:
+        """Close those that no call has."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
 
     def retire(self) -> None:
         """Close every connection, those of calls that are under way when they are done."""
         with self._lock:
             self._closed = True
-        self._close_idle()
+        self.drop_idle()
 
     def close(self) -> None:
         """Close every connection; calls that are under way end with an error."""
@@ -104,16 +128,6 @@ class Node:
         with self._lock:
             for connection in self._busy:
                 connection.shut()
-
-    def _take(self, deadline: float) -> Connection:
-        while (connection := self._idle_one()) is not None:
-            if connection.usable:
-                break
-            self._forget(connection)
-        else:
-            connection = self._adopt(connect(self.endpoint, self._settings, deadline))
-        connection.until(deadline)
-        return connection
 
     def _idle_one(self) -> Connection | None:
         with self._lock:
@@ -132,21 +146,27 @@ class Node:
                 connection.shut()
         return connection
 
-    def _give(self, connection: Connection) -> None:
-        with self._lock:
-            self._busy.discard(connection)
-            if not self._closed and len(self._idle) < self._most:
-                self._idle.append(connection)
-                return
-        connection.close()
 
-    def _forget(self, connection: Connection) -> None:
-        with self._lock:
-            self._busy.discard(connection)
-        connection.close()
+class Call:
+    """The time of one call on a connection of `node`; see `Node.connection`."""
 
-    def _close_idle(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+    __slots__ = ("_connection", "_deadline", "_node")
+
+    def __init__(self, node: Node, deadline: float) -> None:
+        self._node = node
+        self._deadline = deadline
+
+    def __enter__(self) -> Connection:
+        self._connection = self._node.take(self._deadline)
+        return self._connection
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._node.give(self._connection)
+            return
+        self._node.drop(self._connection)
+        if isinstance(error, OSError):
+            self._node.drop_idle()
+            raise broken(error) from error

@@ -1,27 +1,26 @@
 """Commands to where their keys are, replies back in order: redirects, lost connections and nodes that are down."""
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from kvcore.api import Failed, StorageError
-from kvcore_redis.connection import Command, Lost, Reply
+from kvcore_redis.connection import Command, Reply
 from kvcore_redis.node import Node
 from kvcore_redis.resp import ReplyError
+from kvcore_redis.stream import Lost
 from kvcore_redis.topology import Redirect, Topology
 
 HOPS = 4
-"""So often a command is sent at most: to where its key was, where it is, and again when a connection was lost."""
-_ANYWHERE = Redirect(None)
+"""So often a command is sent at most: to where its key was, to where it is, and again when a connection was lost."""
 
 
-@dataclass(slots=True)
-class _Group:
-    """What one node is sent in one go."""
+class _Group(NamedTuple):
+    """What one node is sent in one go: commands, by their place in the batch."""
 
     node: Node
-    asking: bool
-    indexes: list[int] = field(default_factory=list)
+    places: list[int]
+    asking: bool = False
 
 
 class Router:
@@ -42,79 +41,69 @@ class Router:
         """
         deadline = time.monotonic() + self._timeout_s
         replies: list[Reply | Failed] = [None] * len(commands)
-        pending = dict.fromkeys(range(len(commands)), _ANYWHERE)
+        groups = self._at_home(commands, list(range(len(commands))), replies, deadline)
         for hop in range(HOPS):
-            again: dict[int, Redirect] = {}
-            for group in self._groups(commands, pending, replies, deadline):
-                lost = self._exchange(group, commands, replies, deadline)
-                if hop == 0:
-                    again.update(dict.fromkeys(lost, _ANYWHERE))
-                for i in group.indexes:
+            lost: list[int] = []
+            moved: dict[Redirect, list[int]] = {}
+            for group in groups:
+                unanswered = self._exchange(group, commands, replies, deadline)
+                lost += unanswered if hop == 0 else []
+                for i in group.places:
                     reply = replies[i]
-                    if isinstance(reply, ReplyError):
-                        redirect = self._topology.redirect(group.node, reply)
-                        if redirect is not None:
-                            again[i] = redirect
-            if not again:
+                    if isinstance(reply, ReplyError) and (to := self._topology.redirect(group.node, reply)) is not None:
+                        moved.setdefault(to, []).append(i)
+            if not (lost or moved):
                 break
-            pending = again
+            lost += moved.pop(Redirect(None), [])
+            groups = self._at_home(commands, lost, replies, deadline) if lost else []
+            groups += [_Group(to.node, places, to.asking) for to, places in moved.items() if to.node is not None]
         return replies
 
-    def _groups(
-        self,
-        commands: Sequence[Command],
-        pending: dict[int, Redirect],
-        replies: list[Reply | Failed],
-        deadline: float,
-    ) -> Iterator[_Group]:
-        """The pending commands by node; nodes that failed last, so that they cost the others nothing."""
-        groups: dict[tuple[Node, bool], _Group] = {}
+    def _at_home(
+        self, commands: Sequence[Command], places: list[int], replies: list[Reply | Failed], deadline: float
+    ) -> list[_Group]:
+        """The commands of `places` with the nodes of their keys; nodes that failed last, so that they cost the others
+        nothing."""
         try:
-            homes = self._topology.route([commands[i].name for i in pending], deadline)
+            homes = self._topology.route([commands[i].name for i in places], deadline)
         except (OSError, StorageError) as error:
-            failure = _failed(error, "")
-            for i in pending:
-                replies[i] = failure
-            return
-        for (i, redirect), home in zip(pending.items(), homes, strict=True):
-            node = redirect.node or home
-            if node is None:
-                replies[i] = Failed("no node of the cluster has its slot")
-                continue
-            group = groups.setdefault((node, redirect.asking), _Group(node, redirect.asking))
-            group.indexes.append(i)
-        yield from sorted(groups.values(), key=lambda group: group.node.rest.failures)
+            _fill(replies, places, _failed(error))
+            return []
+        _fill(replies, [places[i] for i in homes.pop(None, [])], Failed("no node of the cluster has its slot"))
+        groups = [_Group(node, [places[i] for i in own]) for node, own in homes.items() if node is not None]
+        return groups if len(groups) == 1 else sorted(groups, key=lambda group: group.node.rest.failures)
 
     def _exchange(
         self, group: _Group, commands: Sequence[Command], replies: list[Reply | Failed], deadline: float
     ) -> list[int]:
-        """Ask one node; which commands may be sent again because the connection was lost."""
-        node, indexes = group.node, group.indexes
+        """Ask one node; which commands may be sent again, because the connection was lost."""
+        node, places = group.node, group.places
         if self._topology.rests and not node.rest.allow():
-            for i in indexes:
-                replies[i] = Failed(f"{node} failed and is left alone for a while")
+            _fill(replies, places, Failed(f"{node} failed and is left alone for a while"))
             return []
         done = 0
         try:
             with node.connection(deadline) as connection:
-                chosen = [commands[i] for i in indexes]
-                for i, reply in zip(indexes, connection.pipeline(chosen, asking=group.asking), strict=True):
-                    replies[i] = reply
+                for reply in connection.pipeline([commands[i] for i in places], asking=group.asking):
+                    replies[places[done]] = reply
                     done += 1
         except (OSError, StorageError) as error:
             self._topology.lost(node)
-            failure = _failed(error, f"{node}: ")
-            for i in indexes[done:]:
-                replies[i] = failure
-            return indexes[done:] if isinstance(error, Lost) else []
+            _fill(replies, places[done:], _failed(error, f"{node}: "))
+            return places[done:] if isinstance(error, Lost) else []
         node.rest.answered()
         return []
 
 
-def _failed(error: Exception, place: str) -> Failed:
+def _fill(replies: list[Reply | Failed], places: Sequence[int], failure: Failed) -> None:
+    for i in places:
+        replies[i] = failure
+
+
+def _failed(error: Exception, place: str = "") -> Failed:
     if isinstance(error, StorageError):
         return Failed(str(error))
     if isinstance(error, TimeoutError):
-        return Failed(f"{place}no answer in time", "timeout")
+        return Failed(f"{place}{error}", "timeout")
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return Failed(f"{place}{reason}")

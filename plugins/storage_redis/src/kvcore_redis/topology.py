@@ -37,8 +37,11 @@ class Topology(ABC):
     """Whether a node that failed is left alone for a while."""
 
     @abstractmethod
-    def route(self, names: Sequence[bytes], deadline: float) -> Sequence[Node | None]:
-        """The node of each key; None: nobody has its slot. Raises `OSError` or `StorageError` when nothing is known."""
+    def route(self, names: Sequence[bytes], deadline: float) -> dict[Node | None, list[int]]:
+        """Which of the keys (by place) each node has; None has those that no node has.
+
+        Raises `OSError` or `StorageError` when nothing is known.
+        """
 
     @abstractmethod
     def nodes(self, deadline: float) -> list[Node]:
@@ -62,8 +65,8 @@ class Single(Topology):
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    def route(self, names: Sequence[bytes], deadline: float) -> Sequence[Node]:
-        return [self._node] * len(names)
+    def route(self, names: Sequence[bytes], deadline: float) -> dict[Node | None, list[int]]:
+        return {self._node: list(range(len(names)))}
 
     def nodes(self, deadline: float) -> list[Node]:
         return [self._node]
@@ -93,8 +96,8 @@ class Sentinel(Topology):
         self._stale = True
         self._closed = False
 
-    def route(self, names: Sequence[bytes], deadline: float) -> Sequence[Node]:
-        return self.nodes(deadline) * len(names)
+    def route(self, names: Sequence[bytes], deadline: float) -> dict[Node | None, list[int]]:
+        return {self.nodes(deadline)[0]: list(range(len(names)))}
 
     def nodes(self, deadline: float) -> list[Node]:
         master = self._master
@@ -158,10 +161,13 @@ class Cluster(Topology):
         self._asked_at = 0.0
         self._closed = False
 
-    def route(self, names: Sequence[bytes], deadline: float) -> Sequence[Node | None]:
+    def route(self, names: Sequence[bytes], deadline: float) -> dict[Node | None, list[int]]:
         self._refresh(deadline)
         slots = self._slots
-        return [slots[key_slot(name)] for name in names]
+        homes: dict[Node | None, list[int]] = {}
+        for i, name in enumerate(names):
+            homes.setdefault(slots[key_slot(name)], []).append(i)
+        return homes
 
     def nodes(self, deadline: float) -> list[Node]:
         self._refresh(deadline)
@@ -250,7 +256,7 @@ class Cluster(Topology):
 @contextmanager
 def _locked(lock: threading.Lock, deadline: float) -> Iterator[None]:
     if not lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
-        raise TimeoutError("the time is up")
+        raise TimeoutError("no answer in time")
     try:
         yield
     finally:
@@ -269,7 +275,7 @@ def _first(servers: list[Endpoint], ask: Callable[[Endpoint, float], Found], dea
         except (OSError, StorageError) as error:
             failures.append(error)
     refusals = [failure for failure in failures if isinstance(failure, StorageError)]
-    raise (refusals or failures or [TimeoutError("the time is up")])[0]
+    raise (refusals or failures or [TimeoutError("no answer in time")])[0]
 
 
 def _text(value: Any) -> str:

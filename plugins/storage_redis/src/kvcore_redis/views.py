@@ -1,6 +1,10 @@
-"""Several memoryviews as one range of bytes."""
+"""Several ranges of memory as one."""
 
 from collections.abc import Sequence
+from typing import TypeVar
+
+Part = bytes | memoryview
+_Part = TypeVar("_Part", memoryview, Part)
 
 
 def take(views: Sequence[memoryview], nbytes: int) -> list[memoryview]:
@@ -15,10 +19,13 @@ def take(views: Sequence[memoryview], nbytes: int) -> list[memoryview]:
     return taken
 
 
-def drop(views: Sequence[memoryview], nbytes: int) -> list[memoryview]:
+def drop(views: Sequence[_Part], nbytes: int) -> list[_Part]:
     """The concatenation without its first `nbytes`."""
     for i, view in enumerate(views):
         if nbytes < len(view):
-            return [view[nbytes:] if nbytes else view, *views[i + 1 :]]
+            rest = list(views[i:])
+            if nbytes:
+                rest[0] = view[nbytes:]
+            return rest
         nbytes -= len(view)
     return []

@@ -13,6 +13,7 @@ from plugin_samples import storage
 from kvcore.api import Finding
 from kvcore.cli import main
 from kvcore.cli.child import Outcome, call
+from kvcore.plugins import known
 from kvcore.testing import dist
 
 
@@ -93,11 +94,12 @@ def test_plugins_show(acme, capsys):
     ("name", "says"),
     [
         ("acmee", "Did you mean 'acme'?"),
-        ("mooncake", "pip install kvcore-mooncake"),
+        ("elsewhere", "pip install kvcore-elsewhere"),
         ("qqqqqq", "no plugin is named 'qqqqqq'; see them with: kvcore plugins list"),
     ],
 )
-def test_plugins_show_unknown(acme, capsys, name, says):
+def test_plugins_show_unknown(acme, capsys, monkeypatch, name, says):
+    monkeypatch.setitem(known.PACKAGES, ("storage", "elsewhere"), "kvcore-elsewhere")  # type: ignore[call-overload]
     assert main(["plugins", "show", name]) == 1
     out, err = capsys.readouterr()
     assert out == ""

@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-MODULES = ("scenarios_basic", "scenarios_faults", "scenarios_disk")
+MODULES = ("scenarios_basic", "scenarios_faults", "scenarios_disk", "scenarios_stores")
 
 
 def main() -> None:

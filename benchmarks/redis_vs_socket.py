@@ -6,10 +6,10 @@ Each side puts and gets the same objects (a page of header and a payload, as the
 one server on this machine. `value` is ours as the core calls it, 32 MiB of objects in a call; `single` is ours with
 one object in a call, so that like all the others it waits for each reply before it sends the next command. `limit` is a
 bare blocking socket: `sendmsg` of header and payload, `recv_into` until all is there; no deadline, no error handling.
-`redis_py` joins the parts for a put, for which it has no other way, and makes new `bytes` in a get, which then have to be
-copied to where the object belongs. The sides take turns, each round in another order, and the first round is dropped. A ratio
-is the median over the rounds of ours by the limit, a rate the best, in GB/s of payload. The server shares this
-machine's cores with the client. Ends with an error when an object comes back changed.
+`redis_py` joins the parts for a put, having no other way, and makes new `bytes` in a get, which are then copied where
+the object belongs. The sides take turns, each round in another order, and the first round is dropped. A ratio is the
+median over the rounds of ours by the limit, a rate the best, in GB/s of payload. The server shares this machine's cores
+with the client. Ends with an error when an object comes back changed.
 """
 
 import argparse

@@ -4,7 +4,6 @@ The suite makes storages in child processes too, which find the server by what s
 """
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,9 +27,8 @@ class TestRedisConformance(StorageConformance):
     model_examples = 10
 
     @pytest.fixture(autouse=True)
-    def _place(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def _place(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(URL, server.url)
-        yield
 
     def make_storage(self, tmp_path: Path) -> RedisStorage:
         return make_redis(os.environ[URL], prefix(tmp_path), **self.options)
@@ -63,9 +61,8 @@ class TestUnixSocket(TestRedisConformance):
     model_examples = 5
 
     @pytest.fixture(autouse=True)
-    def _place(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def _place(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(URL, f"unix://{server.unix_socket}")
-        yield
 
 
 class TestCluster(TestRedisConformance):
@@ -75,9 +72,8 @@ class TestCluster(TestRedisConformance):
     model_examples = 5
 
     @pytest.fixture(autouse=True)
-    def _place(self, cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def _place(self, cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(URL, cluster.url)
-        yield
 
     def client(self) -> Any:
         return redis.RedisCluster.from_url(os.environ[URL].partition(",")[0])

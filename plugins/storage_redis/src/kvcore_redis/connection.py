@@ -19,7 +19,6 @@ GROUP_BYTES = 4 << 20
 of a whole batch at once."""
 GROUP_COMMANDS = 256
 """Small commands, too: what is unanswered fits into the socket buffers, so that neither side waits for the other."""
-_TEMPORARY = ("ERR max number of clients", "LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN")
 _ASKING = encode(b"ASKING")
 
 Reply = bytes | int | ReplyError | None
@@ -156,7 +155,8 @@ def _wrap(sock: socket.socket, endpoint: Endpoint, tls: ssl.SSLContext, timeout_
     except ssl.SSLEOFError as error:
         raise Lost("closed during the TLS handshake") from error
     except ssl.SSLError as error:
-        raise StorageError(f"{endpoint}: no TLS handshake ({error.reason}): is it a TLS port?") from error
+        remedy = "is it a TLS port, and does it want a `tls_cert`?"
+        raise StorageError(f"{endpoint}: no TLS handshake ({error.reason}): {remedy}") from error
 
 
 def _log_in(connection: Connection, endpoint: Endpoint, settings: Settings) -> None:
@@ -173,7 +173,7 @@ def _log_in(connection: Connection, endpoint: Endpoint, settings: Settings) -> N
     for word, reply in zip(words, connection.pipeline(commands), strict=True):
         if isinstance(reply, ReplyError) and word[0] != b"CLIENT":
             text = reply.text.replace(password, "***") if password else reply.text
-            if text.startswith(_TEMPORARY):
+            if reply.passing:
                 raise ConnectionError(text)
             raise StorageError(f"{endpoint} refuses {word[0].decode()} ({text}): {_remedy(word[0], text)}")
 

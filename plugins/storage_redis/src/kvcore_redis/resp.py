@@ -11,6 +11,7 @@ from kvcore_redis.views import drop, take
 
 BUFFER_BYTES = 4096
 _SCRATCH_BYTES = 1 << 20
+_PASSING = ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
 
 
 class ProtocolError(ConnectionError):
@@ -26,6 +27,11 @@ class ReplyError(NamedTuple):
     def code(self) -> str:
         """Its first word."""
         return self.text.partition(" ")[0]
+
+    @property
+    def passing(self) -> bool:
+        """It says that the server cannot serve now, not that we may not be served."""
+        return self.text.startswith("ERR max number of clients") or self.code in _PASSING
 
 
 class Source(Protocol):

@@ -36,7 +36,6 @@ MAX_OBJECT_BYTES = 512 << 20
 MAX_COUNTED = 100_000
 """With more keys in the database, `usage` would have to enumerate for too long."""
 _REFUSED_STORES = {"OOM": "full", "NOPERM": "read_only", "READONLY": "read_only", "MISCONF": "read_only"}
-_PASSING = ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
 
 
 class RedisStorage(BlockingStorage):
@@ -79,7 +78,7 @@ class RedisStorage(BlockingStorage):
             return
         if refusal is None or (refusal.code in ("MOVED", "ASK") and topology.rests):
             return
-        if refusal.code in _PASSING:
+        if refusal.passing:
             self._log.warning("%s is not ready (%s): requests go on without it until it is", where, refusal.text)
             return
         raise StorageError(f"{where} refuses to serve: {_explain(refusal)}")

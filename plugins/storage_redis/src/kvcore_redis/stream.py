@@ -8,6 +8,7 @@ import struct
 import time
 from collections.abc import Iterator, Sequence
 
+from kvcore.api import StorageError
 from kvcore_redis.views import Part, drop
 
 _IOV_MAX = 1024
@@ -101,11 +102,13 @@ class TLSStream(Stream):
         return self._socket.pending() == 0 and super().quiet
 
 
-def broken(error: OSError) -> OSError:
-    """What a socket raised in the middle of a call, as `TimeoutError` or `Lost`."""
+def broken(error: OSError) -> OSError | StorageError:
+    """What a socket raised in the middle of a call: a `TimeoutError`, a `Lost`, or that we are not wanted."""
     if isinstance(error, BlockingIOError | TimeoutError):  # the first is how the kernel's timeouts show
         return TimeoutError("no answer in time")
     if isinstance(error, ssl.SSLError):
+        if "CERTIFICATE_REQUIRED" in (error.reason or ""):  # TLS 1.3 says so only after the handshake
+            return StorageError("the server wants a certificate of its clients: give `tls_cert`")
         return Lost(f"TLS: {error.reason or error}")
     return error if isinstance(error, Lost) else Lost(error.strerror or str(error))
 

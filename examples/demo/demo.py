@@ -1,8 +1,9 @@
 """The main job, end to end: a long prompt is computed once and never again.
 
 Real vLLM on a CPU answers questions about a long document three times: without kvcore; with kvcore, cold and then from
-host memory; and, after that engine process has ended, in a new one, from disk. The answers must be the same token for
-token. Prints a table and writes it as a picture (`report.svg`) and a page (`report.html`).
+host memory; and, after that engine process has ended, in a new one, from the store: a disk, or the server that
+`--store` names. The answers must be the same token for token. Prints a table and writes it as a picture (`report.svg`)
+and a page (`report.html`).
 """
 
 import argparse
@@ -14,6 +15,7 @@ from typing import Any
 
 from report import Row, html, svg, table
 from runs import HERE, counter, documents, forget_page_cache, kvcore_transfer, own_seconds, run_engine, say
+from stores import STORES
 
 QUESTIONS = (
     "In one sentence, what is this handbook about?",
@@ -27,34 +29,40 @@ MAX_TOKENS = 24
 def main() -> int:
     arguments = argparse.ArgumentParser(description="A long prompt is computed once and never again.")
     arguments.add_argument("--model", required=True, type=Path, help="directory of the model")
+    arguments.add_argument("--store", choices=STORES, default="disk", help="where the KV is kept")
     arguments.add_argument("--out", default=Path("build/demo"), type=Path, help="where the report and the cache go")
     options = arguments.parse_args()
     out: Path = options.out.resolve()
-    cache = out / "cache"
+    cache = out / options.store
     shutil.rmtree(cache, ignore_errors=True)
-    out.mkdir(parents=True, exist_ok=True)
+    cache.mkdir(parents=True)
+    with STORES[options.store](cache) as storage:
+        return run(options.model, out, options.store, storage, cache)
 
-    prompts, warm_up = make_prompts(options.model)
-    job = {"model": str(options.model.resolve()), "dtype": "float32", "max_tokens": MAX_TOKENS, "warm_up": warm_up}
-    transfer = kvcore_transfer({"config": str(HERE / "kvcore.yaml"), "l2[0].storage.path": str(cache)})
+
+def run(model: Path, out: Path, store: str, storage: dict[str, Any], cache: Path) -> int:
+    """Ask, compare, report; the exit status."""
+    prompts, warm_up = make_prompts(model)
+    job = {"model": str(model.resolve()), "dtype": "float32", "max_tokens": MAX_TOKENS, "warm_up": warm_up}
+    transfer = kvcore_transfer({"config": str(HERE / "kvcore.yaml"), "l2[0].storage": storage})
     steps = [{"prompt": p, "reset": True} for p in prompts]
 
     say("vLLM alone: every question is computed (1 of 3)")
     alone = run_engine({**job, "steps": steps, "transfer": None}, out)
     say("vLLM with kvcore: the first question is computed, then all are asked and reuse it from host memory (2 of 3)")
     one = run_engine({**job, "steps": [steps[0], *steps], "transfer": transfer}, out)
-    stored = forget_page_cache(cache)
-    say(f"a new engine process: the first question comes from disk, {stored / 1e6:.0f} MB (3 of 3)")
+    forget_page_cache(cache)
+    say(f"a new engine process: the first question comes from {store} (3 of 3)")
     two = run_engine({**job, "steps": steps, "transfer": transfer}, out)
 
     rows = [
         *(row("vLLM alone", i, a, a, prompts[i]) for i, a in enumerate(alone)),
         row("kvcore, cold", 0, one[0], alone[0], prompts[0]),
         *(row("kvcore, from host memory", i, a, alone[i], prompts[i]) for i, a in enumerate(one[1:])),
-        row("kvcore, new process, from disk", 0, two[0], alone[0], prompts[0]),
+        row(f"kvcore, new process, from {store}", 0, two[0], alone[0], prompts[0]),
         *(row("kvcore, new process, from memory", i, two[i], alone[i], prompts[i]) for i in range(1, len(two))),
     ]
-    notes = describe(options.model.name, prompts[0], stored, one)
+    notes = describe(model.name, prompts[0], store, one)
     print()
     print(table(rows))
     print("\n".join(notes))
@@ -88,14 +96,14 @@ def make_prompts(model: Path) -> tuple[list[list[int]], list[int]]:
     return prompts, ids("Good morning!")
 
 
-def describe(model: str, prompt: list[int], stored: int, one: list[dict[str, Any]]) -> list[str]:
+def describe(model: str, prompt: list[int], store: str, one: list[dict[str, Any]]) -> list[str]:
     """What the table does not say."""
     raw = sum(counter(a, "kvcore_serde_bytes", "side=in") for a in one)
     encoded = sum(counter(a, "kvcore_serde_bytes", "side=out") for a in one)
     return [
         f"Prompt: {len(prompt)} tokens; model: {model}, float32; {os.cpu_count()} cores, the engine computes on one.",
-        f"On disk: {stored / 1e6:.0f} MB, lossless compression {raw / max(encoded, 1.0):.2f} to 1 (float32; bf16 gains "
-        "more).",
+        f"In {store}: {encoded / 1e6:.0f} MB, compressed {raw / max(encoded, 1.0):.2f} to 1 without loss (float32; "
+        "bf16 gains more).",
         f"Cold, kvcore took {100 * own_seconds(one[0]) / one[0]['ttft_s']:.2f} % of the time to first token.",
     ]
 

@@ -23,7 +23,7 @@ def documents(model: Path, tokens: int, count: int = 1) -> tuple[Any, list[list[
     return tokenizer, [ids[100 * i : 100 * i + tokens] for i in range(count)]
 
 
-def kvcore_transfer(flags: dict[str, str]) -> dict[str, Any]:
+def kvcore_transfer(flags: dict[str, Any]) -> dict[str, Any]:
     """vLLM's `kv_transfer_config` for kvcore with these settings."""
     return {
         "kv_connector": "KVCoreConnector",

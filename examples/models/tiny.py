@@ -4,7 +4,9 @@
 
 `tiny`: Llama, 4 layers of full attention, 2 KV heads (so it splits over two ranks).
 `swa`: Gemma 3 text, 6 layers of which two in three see a sliding window of 128 tokens.
-Float32, a few MB each, the same bytes on every run. Needs torch and transformers >= 5, nothing from a model hub.
+`llava`: a CLIP tower of 2 layers before `tiny`; an image of any size is 225 tokens (15 x 15 patches of 14 pixels).
+Float32, a few MB each, the same bytes on every run. Needs torch, pillow and transformers >= 5, nothing from a
+model hub.
 OUTDIR/NAME appears whole or not at all; what is already there is kept.
 """
 
@@ -19,12 +21,26 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    CLIPImageProcessorPil,
+    CLIPVisionConfig,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+)
 from transformers.utils.logging import disable_progress_bar
 
 TEXT = Path(__file__).resolve().parents[2] / "LICENSE"
 VOCABULARY = 1024
 POSITIONS = 8192
+IMAGE_TOKEN = VOCABULARY
+IMAGE_PIXELS = 210
+PATCH_PIXELS = 14
 SHARED: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 256,
@@ -61,18 +77,19 @@ def make(outdir: Path, name: str) -> Path:
         made = Path(temporary) / "model"
         torch.manual_seed(0)
         MODELS[name]().to(torch.float32).save_pretrained(made)
-        tokenizer().save_pretrained(made)
+        INPUTS.get(name, tokenizer)().save_pretrained(made)
         os.rename(made, folder)
     return folder
 
 
 def tiny() -> LlamaForCausalLM:
+    return LlamaForCausalLM(llama())
+
+
+def llama(**changes: Any) -> LlamaConfig:
     # A wider initial range than the default, so that random attention differs visibly from token to token.
-    return LlamaForCausalLM(
-        LlamaConfig(
-            **SHARED, num_hidden_layers=4, intermediate_size=704, tie_word_embeddings=False, initializer_range=0.06
-        )
-    )
+    settings = {"num_hidden_layers": 4, "intermediate_size": 704, "tie_word_embeddings": False}
+    return LlamaConfig(**{**SHARED, **settings, "initializer_range": 0.06, **changes})
 
 
 def swa() -> Gemma3ForCausalLM:
@@ -84,6 +101,26 @@ def swa() -> Gemma3ForCausalLM:
             query_pre_attn_scalar=32,
             sliding_window=128,
             layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        )
+    )
+
+
+def llava() -> LlavaForConditionalGeneration:
+    vision = CLIPVisionConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=IMAGE_PIXELS,
+        patch_size=PATCH_PIXELS,
+    )
+    return LlavaForConditionalGeneration(
+        LlavaConfig(
+            vision_config=vision,
+            text_config=llama(vocab_size=VOCABULARY + 1),
+            image_token_index=IMAGE_TOKEN,
+            image_seq_length=(IMAGE_PIXELS // PATCH_PIXELS) ** 2,
+            dtype="float32",
         )
     )
 
@@ -109,7 +146,23 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-MODELS: dict[str, Callable[[], Any]] = {"tiny": tiny, "swa": swa}
+def processor() -> LlavaProcessor:
+    """What turns text and images into the inputs of `llava`: the tokenizer has `<image>` beside."""
+    pixels = {"height": IMAGE_PIXELS, "width": IMAGE_PIXELS}
+    with_image = tokenizer()
+    with_image.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    assert with_image.convert_tokens_to_ids("<image>") == IMAGE_TOKEN
+    return LlavaProcessor(
+        CLIPImageProcessorPil(size=pixels, crop_size=pixels),
+        with_image,
+        patch_size=PATCH_PIXELS,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+
+
+MODELS: dict[str, Callable[[], Any]] = {"tiny": tiny, "swa": swa, "llava": llava}
+INPUTS: dict[str, Callable[[], Any]] = {"llava": processor}
 
 if __name__ == "__main__":
     main()

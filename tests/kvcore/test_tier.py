@@ -557,7 +557,7 @@ def test_batches_of_failures_open_it(storage: Any, kind: str, caplog: pytest.Log
         assert len(bench.storage.calls) == calls  # left alone
         assert bench.metrics.values()['kvcore_tier_open{tier="t"}'] == 0
         assert [r.message for r in caplog.records if "left alone" in r.message] == [
-            "tier t keeps failing and is left alone for a while; requests go on without it (no)"
+            "tier t does not serve and is left alone for a while; requests go on without it (no)"
         ]
         assert bench.metrics.values()['kvcore_tier_opened_total{tier="t"}'] == 1
         bench.storage.on_call = None

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from test_engine import FULL, contents, free, hashes, opened, put, spec
 
-from kvcore.api import MISSING, ConfigError, Entry, Failed, ObjectKey, PluginError
+from kvcore.api import MISSING, ConfigError, Entry, Failed, ObjectKey, PluginError, StorageUnavailable
 from kvcore.builtin.eviction_lru import LruPolicy
+from kvcore.builtin.memory import MemoryStorage
 from kvcore.engine import CacheEngine, Space
 from kvcore.l2 import HEADER_BYTES, Capacity
 
@@ -279,9 +280,6 @@ def test_the_account_counts_each_object_once_and_survives_what_it_does_not_know(
 
 
 def test_the_account_survives_a_restart(tmp_path: Path) -> None:
-    class Kept(dict):  # type: ignore[type-arg]
-        pass
-
     engine = opened(tmp_path, "l2: [{name: t, storage: memory}]\n")
     space = engine.register(spec(FULL))
     put(engine, space, hashes(6))
@@ -300,5 +298,33 @@ def test_the_account_survives_a_restart(tmp_path: Path) -> None:
 
 
 async def _recount(tier: Any) -> None:
-    await tier._open_account(tier._capacity)
-    await next(iter(tier._chores))
+    await tier._calls.open()
+    await tier._calls._counting
+
+
+# -- a store that is not there at the start ----------------------------------------------------------------------------
+
+
+def test_a_store_that_is_not_there_at_the_start_is_used_once_it_is(
+    make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    there, opens = threading.Event(), []
+
+    def open_(self: MemoryStorage) -> None:
+        opens.append(self)
+        if not there.is_set():
+            raise StorageUnavailable("nobody listens on port 1234")
+
+    monkeypatch.setattr(MemoryStorage, "open", open_)
+    engine, space = make("l2: [{name: late, storage: memory, capacity: 4MiB}]\n")
+    assert "nobody listens on port 1234" in caplog.text
+    keys = hashes(4)
+    put(engine, space, keys)
+    assert contents(engine, space, keys) == [1, 2, 3, 4]
+    assert not held(engine, 0)
+    there.set()
+    until(lambda: engine.manager.tiers[0].breaker.closed, "it was not opened again")
+    assert len(opens) >= 2
+    put(engine, space, hashes(4, "later"))
+    engine.drain()
+    assert len(held(engine, 0)) == 4

@@ -18,6 +18,7 @@ from kvcore.api.errors import (
     PluginError,
     SerdeError,
     StorageError,
+    StorageUnavailable,
 )
 from kvcore.api.eviction import EvictionPolicy
 from kvcore.api.hooks import API_VERSIONS, GROUPS, KINDS, ApiVersion, Component, Kind, ObjectEvent, hookimpl, hookspec
@@ -86,6 +87,7 @@ __all__ = [
     "Storage",
     "StorageError",
     "StorageSpec",
+    "StorageUnavailable",
     "StoreOutcome",
     "Stored",
     "Usage",

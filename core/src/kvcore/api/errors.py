@@ -35,6 +35,11 @@ class StorageError(KVCoreError):
     """
 
 
+class StorageUnavailable(StorageError):
+    """The store does not answer now, and may later. Raised by `open`, it does not stop the start: requests go on
+    without the tier, and `open` is called again until it succeeds."""
+
+
 class SerdeError(KVCoreError):
     """A serde cannot encode or decode these bytes; the object is a miss."""
 

@@ -76,8 +76,8 @@ def fill(buffers: Sequence[memoryview], data: "bytes | bytearray | memoryview") 
 
 
 class Entry(NamedTuple):
-    """What `list` yields: a key, the size of its object in bytes, and when it was last stored or loaded, in seconds since
-    the epoch, where the store knows."""
+    """What `list` yields: a key, the size of its object in bytes, and when it was last stored or loaded, in seconds
+    since the epoch, where the store knows."""
 
     key: ObjectKey
     nbytes: int
@@ -114,7 +114,8 @@ class Storage(StorageTraits, ABC):
     """An asyncio storage. One instance serves one tier, from one event loop.
 
     The core guarantees: every call has a deadline (after which it is cancelled), batches have no duplicate key,
-    `open` comes first and `close` last, once each. Raise `StorageError` when the whole call failed.
+    `open` comes first and `close` last, once each (but again after `StorageUnavailable`). Raise `StorageError` when
+    the whole call failed.
     A `store` must be atomic: a concurrent or later `load` of the key finds a whole object or none.
     """
 
@@ -122,7 +123,8 @@ class Storage(StorageTraits, ABC):
         """`config` is the validated model of the plugin's own config; `context` is a `Context`."""
 
     async def open(self) -> None:
-        """Connect. Raise `StorageError` with the next step when it cannot."""
+        """Connect. Raise `StorageError` with the next step when it cannot, `StorageUnavailable` when it may later: then
+        it is called again."""
 
     async def close(self) -> None:
         """Release everything. Called once, also after a failed `open`."""

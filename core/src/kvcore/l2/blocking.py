@@ -26,6 +26,11 @@ class Calls:
         if isinstance(storage, BlockingStorage):
             self._threads = Threads(f"kvcore-{name}", max(1, storage.preferred_concurrency))
 
+    @property
+    def max_object_bytes(self) -> int | None:
+        """Larger objects are not even offered to the storage."""
+        return self.storage.max_object_bytes
+
     async def open(self) -> None:
         await self._call(self.storage.open, timeout_s=max(OPEN_S, self._timeout_s))
 

@@ -62,7 +62,12 @@ class Breaker:
     def failure(self, cause: str) -> None:
         """A call failed, overran its deadline or was too slow."""
         self._failures += 1
-        if self._retry_at is None and self._failures >= FAILURES:
+        if self._failures >= FAILURES:
+            self.open(cause)
+
+    def open(self, cause: str) -> None:
+        """Leave the tier alone from now on."""
+        if self._retry_at is None:
             if self._clock() - self._closed_at >= LONGEST_PAUSE_S:
                 self._pause_s = FIRST_PAUSE_S
             else:  # the probe works and the work does not: do not flap once a second

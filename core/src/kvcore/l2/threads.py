@@ -68,7 +68,9 @@ class Threads:
             self._grow()
         return call
 
-    async def run(self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None, what: str = "a call") -> Any:
+    async def run(
+        self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None, what: str = "a call"
+    ) -> Any:
         """Run `function(*args)` on a thread and return its result. Cancelling stops the waiting, not the call.
 
         Raises what it raises, and `DeadlineExceeded` when `what` has not ended in time or no thread is left.

@@ -2,13 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from kvcore.api import (
     BlockingStorage,
-    Entry,
     Failed,
     FrameError,
     Item,
@@ -18,12 +17,13 @@ from kvcore.api import (
     ObjectKey,
     ObjectLayout,
     Storage,
-    StorageError,
+    StorageUnavailable,
     Stored,
     StoreOutcome,
     Usage,
 )
 from kvcore.l2.blocking import Calls
+from kvcore.l2.bounded import BoundedCalls
 from kvcore.l2.breaker import Breaker
 from kvcore.l2.buffers import StagingPool, headers
 from kvcore.l2.capacity import Capacity
@@ -41,9 +41,6 @@ ANSWERS = ("full", "too_large", "read_only", "corrupt")
 _MAX_UNREADABLE = 1 << 16
 _PROBE = [ObjectKey(bytes(16), bytes(32), 0)]
 """A key that nobody stores."""
-LISTED_AT_ONCE = 1000
-RELIST_S = 600.0
-"""How often the account of a shared storage is brought in line with what others did to it."""
 
 
 class Transfer(NamedTuple):
@@ -98,12 +95,14 @@ class Tier:
         self.codec = codec
         self.storage = storage
         self._calls = Calls(storage, name, timeout_s)
+        if capacity is not None:
+            self._calls = BoundedCalls(storage, name, timeout_s, capacity, self._evicted)
         self._timeout_s = timeout_s
         self._useful_s = useful_s
         self._threads = threads
-        self._capacity = capacity
-        self._making_room = asyncio.Lock()
-        self._chores: set[asyncio.Task[None]] = set()
+        self._opened = False
+        self._memory: memoryview | None = None
+        self._healing: asyncio.Task[None] | None = None
         self._metrics = metrics
         self._log = Throttle()
         self._slots = asyncio.Semaphore(max(1, storage.preferred_concurrency))
@@ -113,20 +112,29 @@ class Tier:
         metrics.set("tier_open", 1, name)
 
     async def open(self) -> None:
-        """Open the storage. Raises what the storage raises: at start, a fault is the user's to see."""
+        """Open the storage. Raises what the storage raises: at start, a fault is the user's to see. One that is only
+        unavailable is opened later."""
+        try:
+            await self._open()
+        except StorageUnavailable as error:
+            self.breaker.open(str(error))
+
+    async def _open(self) -> None:
         await self._calls.open()
-        if self._capacity is not None:
-            await self._open_account(self._capacity)
+        self._opened = True
+        if self._memory is not None:
+            self.register_memory(self._memory)
 
     def register_memory(self, memory: memoryview) -> None:
         """Tell a storage that declares `zero_copy` where the arena is. Raises what the storage raises."""
-        if self.storage.zero_copy:
+        self._memory = memory
+        if self.storage.zero_copy and self._opened:
             self.storage.register_memory(memory)
 
     async def close(self) -> None:
         """Close the storage; a fault is logged."""
-        for chore in self._chores:
-            chore.cancel()
+        if self._healing is not None:
+            self._healing.cancel()
         try:
             await self._calls.close()
         except Exception as error:
@@ -179,14 +187,9 @@ class Tier:
             await self._calls.delete(keys)
         except Exception as error:
             self._failed("delete", len(keys), error)
-        else:
-            if self._capacity is not None:
-                self._capacity.remove(keys)
 
     async def usage(self) -> Usage | None:
-        """What the storage holds, or None. With a capacity of the tier: what its account says."""
-        if self._capacity is not None:
-            return Usage(self._capacity.used, len(self._capacity), self._capacity.limit)
+        """What the storage holds, or None."""
         try:
             return await self._calls.usage()
         except Exception:
@@ -201,6 +204,8 @@ class Tier:
         if not self.breaker.allow_probe():
             return
         try:
+            if not self._opened:
+                await self._open()
             await self._calls.ping()
             await self._calls.exists(_PROBE, min(self._useful_s, self._timeout_s))
         except Exception as error:
@@ -249,9 +254,6 @@ class Tier:
         if corrupt:
             self._log.warning("corrupt", f"tier {self.name}: {len(corrupt)} corrupt objects are deleted")
             await self.delete(corrupt)
-        if self._capacity is not None:
-            self._capacity.touch([t.key for t, o in zip(wanted, outcomes, strict=True) if isinstance(o, Loaded)][::-1])
-            self._capacity.remove(t.key for t, o in zip(wanted, outcomes, strict=True) if isinstance(o, Missing))
         return Loads(outcomes)
 
     def _decode(
@@ -295,7 +297,7 @@ class Tier:
         refused = [self._refuse(body) for body in bodies]
         asked = [Item(t.key, (h, b)) for t, h, b, no in zip(given, pages, bodies, refused, strict=True) if no is None]
         try:
-            answers = await self._put(asked) if asked else []
+            answers = await self._calls.store(asked) if asked else []
         except DeadlineExceeded as error:
             self._failed("store", len(given), error)
             return Stores([Failed(str(error), "timeout")] * len(given), error.settled)
@@ -341,11 +343,9 @@ class Tier:
         """Why an encoded object is not even offered to the storage."""
         if isinstance(body, Failed):
             return body
-        limit = self.storage.max_object_bytes
+        limit = self._calls.max_object_bytes
         if limit is not None and HEADER_BYTES + len(body) > limit:
             return Failed(f"larger than the storage's limit of {limit} bytes", "too_large")
-        if self._capacity is not None and HEADER_BYTES + len(body) > self._capacity.limit:
-            return Failed(f"larger than the tier's capacity of {self._capacity.limit} bytes", "too_large")
         return None
 
     async def _on_thread(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -363,63 +363,6 @@ class Tier:
     def _remember(self, keys: Iterable[ObjectKey]) -> None:
         if len(self._unreadable) < _MAX_UNREADABLE:
             self._unreadable.update(keys)
-
-    # -- capacity ----------------------------------------------------------------------------------------------------
-
-    async def _open_account(self, capacity: Capacity) -> None:
-        """Learn what is there: the first batch now, so that a storage that cannot list is found out at open."""
-        if self.storage.evicts:
-            raise StorageError("it keeps to a capacity of its own: set `storage.capacity`, not the tier's `capacity`")
-        listing = self._calls.entries(LISTED_AT_ONCE)
-        try:
-            capacity.add(await anext(listing))
-        except StopAsyncIteration:
-            pass
-        except NotImplementedError:
-            raise StorageError("it cannot list what it holds, so the tier cannot keep a `capacity`") from None
-        self._chore(self._count_the_rest(capacity, listing))
-
-    async def _count_the_rest(self, capacity: Capacity, listing: AsyncIterator[Sequence[Entry]]) -> None:
-        before: set[ObjectKey] = set()
-        while True:
-            try:
-                async for entries in listing:
-                    capacity.add(entries)
-                    before.difference_update(entry.key for entry in entries)
-                capacity.remove(before)  # known before the listing began, and not in it
-            except Exception as error:
-                self._log.warning("list", f"tier {self.name}: listing failed, its account is not complete: {error}")
-            if not self.storage.shared:
-                return
-            await asyncio.sleep(RELIST_S)
-            before = capacity.known()
-            listing = self._calls.entries(LISTED_AT_ONCE)
-
-    async def _put(self, asked: Sequence[Item]) -> list[StoreOutcome]:
-        """Store, within the tier's capacity. Raises what the storage raises."""
-        capacity = self._capacity
-        if capacity is None:
-            return await self._calls.store(asked)
-        nbytes = sum(i.nbytes for i in asked)
-        async with self._making_room:
-            victims = capacity.victims(nbytes)
-            if victims:
-                await self._calls.delete(victims)
-                capacity.remove(victims)
-                self._metrics.add("tier_evicted", len(victims), self.name)
-            capacity.coming += nbytes
-        try:
-            answers = await self._calls.store(asked)
-        finally:
-            capacity.coming -= nbytes
-        stored = [i for i, o in zip(asked, answers, strict=True) if isinstance(o, Stored)]
-        capacity.add(Entry(i.key, i.nbytes) for i in reversed(stored))  # the head of a prefix goes last
-        return answers
-
-    def _chore(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._chores.add(task)
-        task.add_done_callback(self._chores.discard)
 
     # -- accounts ----------------------------------------------------------------------------------------------------
 
@@ -444,6 +387,9 @@ class Tier:
         self._log.warning(f"{op} {kind}", f"tier {self.name}: {op} failed: {error or repr(error)}")
         self.breaker.failure(str(error) or repr(error))
 
+    def _evicted(self, count: int) -> None:
+        self._metrics.add("tier_evicted", count, self.name)
+
     def _changed(self, closed: bool, cause: str) -> None:
         self._metrics.set("tier_open", int(closed), self.name)
         if closed:
@@ -451,9 +397,9 @@ class Tier:
         else:
             self._metrics.add("tier_opened", 1, self.name)
             logger.warning(
-                "tier %s keeps failing and is left alone for a while; requests go on without it (%s)", self.name, cause
+                "tier %s does not serve and is left alone for a while; requests go on without it (%s)", self.name, cause
             )
-            self._chore(self._heal())
+            self._healing = asyncio.create_task(self._heal())
 
     async def _heal(self) -> None:
         """Probe until it answers. No request ever waits for a tier that is down."""

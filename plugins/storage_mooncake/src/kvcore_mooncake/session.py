@@ -1,0 +1,97 @@
+"""Calls to a client that is set up, with every answer checked, and the memory registered with it."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kvcore.api import StorageError, format_size
+from kvcore_mooncake.errors import MASTER_SILENT, NOT_FOUND, OK, TRANSFER_FAILED, words
+from kvcore_mooncake.library import Store
+from kvcore_mooncake.memory import Region, Staging, address_of
+from kvcore_mooncake.transfer import Layout
+
+GIVEN_UP_S, SETTLE_S = 55.0, 300.0
+"""The library gives a transfer up after 60 s, and it may then still write: such a call is held back."""
+
+
+class Session:
+    """One client of `mooncake.store` that is set up. Thread-safe.
+
+    Args:
+        saw: is told after each call whether the master answered.
+    """
+
+    def __init__(self, store: Store, put_config: Any, staging_bytes: int, saw: Callable[[bool], None]) -> None:
+        self.store = store
+        self.regions: list[Region] = []
+        self.staging = Staging(self._register, self._unregister, staging_bytes)
+        self._put_config = put_config
+        self._saw = saw
+
+    def add_region(self, memory: memoryview) -> str | None:
+        """Register memory to transfer from and to; why not, when Mooncake refuses."""
+        start = address_of(memory)
+        code = self.store.register_buffer(start, len(memory))
+        if code != OK:
+            return words(code)
+        self.regions = [*self.regions, Region(start, start + len(memory))]
+        return None
+
+    def exists(self, names: list[str]) -> list[bool]:
+        """Which objects the pool has. Raises `StorageError` when the master does not answer."""
+        return [code == 1 for code in self._ask(self.store.batch_is_exist, names)]
+
+    def remove(self, names: list[str]) -> None:
+        """Remove objects, leased ones too. Raises `StorageError` when the master does not answer."""
+        self._ask(self.store.batch_remove, names, True)
+
+    def sizes(self, names: list[str]) -> list[int]:
+        """The size of each object in bytes, or an error code. Raises `StorageError` when the master does not answer."""
+        there = [name for name, yes in zip(names, self.exists(names), strict=True) if yes]
+        found = self.store.batch_get_replica_desc(there) if there else {}
+        asked = set(there)  # the library complains loudly of those that are not
+        return [self._size(name, found) if name in asked else NOT_FOUND for name in names]
+
+    def put(self, names: list[str], layout: Layout) -> list[int]:
+        """Store objects from registered memory; a code each."""
+        return self._transfer(self.store.batch_put_from_multi_buffers, names, layout, self._put_config)
+
+    def get(self, names: list[str], layout: Layout) -> list[int]:
+        """Load objects, whose sizes `layout` must match, into registered memory; the size or a code each."""
+        return self._transfer(self.store.batch_get_into_multi_buffers, names, layout)
+
+    def _size(self, name: str, found: dict[str, list[Any]]) -> int:
+        for replica in found.get(name, ()):
+            if replica.is_memory_replica():
+                return int(replica.get_memory_descriptor().buffer_descriptor.size)
+        return self.store.get_size(name)
+
+    def _ask(self, question: Callable[..., list[int]], names: list[str], *more: Any) -> list[int]:
+        codes = _one_each(question(names, *more), names)
+        silent = [code for code in codes if code in MASTER_SILENT]
+        self._saw(not silent)
+        if silent:
+            raise StorageError(words(silent[0]))
+        return codes
+
+    def _transfer(self, transfer: Callable[..., list[int]], names: list[str], layout: Layout, *more: Any) -> list[int]:
+        begun = time.monotonic()
+        codes = _one_each(transfer(names, layout.pointers, layout.sizes, *more), names)
+        self._saw(not any(code in MASTER_SILENT for code in codes))
+        if TRANSFER_FAILED in codes and time.monotonic() - begun > GIVEN_UP_S:
+            time.sleep(SETTLE_S)  # whoever waited has given up; the buffers stay taken as long as this call lasts
+        return codes
+
+    def _register(self, address: int, nbytes: int) -> None:
+        code = self.store.register_buffer(address, nbytes)
+        if code != OK:
+            raise StorageError(f"{format_size(nbytes)} of staging memory cannot be registered: {words(code)}")
+
+    def _unregister(self, address: int) -> None:
+        self.store.unregister_buffer(address)
+
+
+def _one_each(codes: list[int], names: list[str]) -> list[int]:
+    if len(codes) != len(names):  # so it says that the whole call was wrong
+        raise StorageError(f"Mooncake gave {len(codes)} answers for {len(names)} objects")
+    return codes

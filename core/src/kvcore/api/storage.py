@@ -7,7 +7,7 @@ A backend needs `exists`, `load`, `store` and `delete`; everything else has a de
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from kvcore.api.keys import ObjectKey
 
@@ -96,9 +96,9 @@ class Usage:
 class StorageTraits:
     """What a storage declares about itself. Override as class or instance attributes."""
 
-    persistent: ClassVar[bool] = False
+    persistent: bool = False
     """Objects outlive the process."""
-    shared: ClassVar[bool] = False
+    shared: bool = False
     """Other machines see the same objects."""
     max_object_bytes: int | None = None
     """Larger objects are refused before they reach the storage. None: no limit."""
@@ -106,7 +106,7 @@ class StorageTraits:
     """How many calls may run at once. A blocking storage gets as many threads and a share of each batch in each."""
     evicts: bool = False
     """It keeps to a capacity of its own. For one that does not, the tier's `capacity` deletes what is used least."""
-    zero_copy: ClassVar[bool] = False
+    zero_copy: bool = False
     """`register_memory` makes transfers from and to the arena cheaper."""
 
 

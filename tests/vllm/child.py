@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-MODULES = ("scenarios_basic", "scenarios_faults", "scenarios_disk", "scenarios_stores")
+MODULES = ("scenarios_basic", "scenarios_faults", "scenarios_disk", "scenarios_stores", "scenarios_multimodal")
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+MODELS = ("tiny", "swa", "idefics3")
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -33,8 +34,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     given = os.environ.get("KVCORE_TEST_MODELS")
     folder = Path(given) if given else tmp_path_factory.mktemp("models")
     maker = ROOT / "examples" / "models" / "tiny.py"
-    if not all((folder / name / "config.json").is_file() for name in ("tiny", "swa")):
-        subprocess.run([sys.executable, str(maker), str(folder), "tiny", "swa"], check=True)
+    if not all((folder / name / "config.json").is_file() for name in MODELS):
+        subprocess.run([sys.executable, str(maker), str(folder), *MODELS], check=True)
     return folder
 
 

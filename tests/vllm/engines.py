@@ -19,6 +19,7 @@ from vllm import LLM, SamplingParams, TokensPrompt
 BLOCK = 128
 OPTIONS = {"kvcore.l1.size": "256MiB", "kvcore.min_object_size": "64KiB", "kvcore.l2": []}
 Prompt = list[int]
+"""Token ids. Where a prompt has images too, it is vLLM's own `TokensPrompt`."""
 Text = tuple[list[int], float]
 """Token ids, and the sum of their log probabilities: with a random model the tokens alone are a weak witness."""
 
@@ -46,18 +47,24 @@ class Engine:
         self.llm = LLM(model=model, kv_transfer_config=transfer, **settings)
 
     def run(
-        self, prompts: Sequence[Prompt], max_tokens: int = 16, *, salt: str | None = None, adapter: Path | None = None
+        self,
+        prompts: "Sequence[Prompt | TokensPrompt]",
+        max_tokens: int = 16,
+        *,
+        salt: str | None = None,
+        adapter: Path | None = None,
     ) -> tuple[list[Text], list[int]]:
         """Greedy text and the number of cached tokens, per prompt."""
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=0)
-        tokens = [TokensPrompt(prompt_token_ids=p, **({"cache_salt": salt} if salt else {})) for p in prompts]
+        given = [TokensPrompt(prompt_token_ids=p) if isinstance(p, list) else p for p in prompts]
+        tokens = [TokensPrompt(**p, cache_salt=salt) if salt else p for p in given]
         lora = LoRARequest("adapter", 1, str(adapter)) if adapter else None
         outputs = self.llm.generate(tokens, params, use_tqdm=False, lora_request=lora)
         assert all(o.outputs[0].finish_reason == "length" for o in outputs), [o.outputs[0] for o in outputs]
         texts = [(list(o.outputs[0].token_ids), o.outputs[0].cumulative_logprob) for o in outputs]
         return texts, [o.num_cached_tokens for o in outputs]
 
-    def one(self, prompt: Prompt, max_tokens: int = 16, **kwargs: Any) -> tuple[Text, int]:
+    def one(self, prompt: "Prompt | TokensPrompt", max_tokens: int = 16, **kwargs: Any) -> tuple[Text, int]:
         """The same for one prompt."""
         (text,), (cached,) = self.run([prompt], max_tokens, **kwargs)
         return text, cached

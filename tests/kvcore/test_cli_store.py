@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -711,3 +712,32 @@ def test_progress_on_a_terminal(tmp_path: Path) -> None:
     assert done.stdout == b"disk: 200 whole (2.344 MiB)\n"
     assert "reading disk [....................] 0/200 objects" in seen
     assert seen.endswith("\r\x1b[K"), "the line is taken away"
+
+
+# -- the operators' page ---------------------------------------------------------------------------------------------
+
+
+def test_the_commands_of_the_operators_page(tmp_path: Path) -> None:
+    """In their order, over its own configuration; `doctor` has tests of its own, and takes its time."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text()
+    (yaml,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.S | re.M)
+    assert "/var/cache/kvcore" in yaml
+    (tmp_path / "kvcore.yaml").write_text(yaml.replace("/var/cache/kvcore", "a").replace("100GiB", "1GiB"))
+    (tmp_path / "new.yaml").write_text("l2: [{name: new, storage: {plugin: disk, path: new, capacity: 1GiB}}]\n")
+    commands = re.findall(r"^ +(kvcore .*|curl .*)$", page, re.M)
+    assert len(commands) == 13
+    fill(tmp_path / "a", range(5), ONE)
+    for command in commands:
+        if command.startswith(("curl", "kvcore doctor")):
+            continue
+        if "cp" in command:
+            fill(tmp_path / "a", range(5), TWO)  # what came before has removed everything
+        words = command.replace("NAMESPACE", ONE.hex()).split()[1:]
+        done = subprocess.run(
+            [sys.executable, "-m", "kvcore", *words],
+            cwd=tmp_path, env={**clean_env(), "KVCORE_CONFIG": "kvcore.yaml"}, capture_output=True, text=True,
+            check=False, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    assert contents(tmp_path / "new") == contents(tmp_path / "a")
+    assert len(contents(tmp_path / "new")) == 5

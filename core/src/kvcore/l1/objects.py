@@ -279,7 +279,7 @@ class L1:
                 else:
                     fresh = {o.chunk_hash: staging.pop(o.chunk_hash) for o in published}
                 if not ok or failed or not objects.keys().isdisjoint(fresh):
-                    lost = {o for o in published if not ok or o in failed or o.chunk_hash in objects}
+                    lost = {o: None for o in published if not ok or o in failed or o.chunk_hash in objects}
                     published = [o for o in published if o not in lost]
                     self._free(lost)
                     fresh = {o.chunk_hash: o for o in published}
@@ -365,7 +365,7 @@ class L1:
         lease.ended = True
         for obj in lease.objects:
             obj.readers -= 1
-        temporary = {o for o in lease.objects if o.temporary and not o.readers}  # a set: a lease may hold one twice
+        temporary = {o: None for o in lease.objects if o.temporary and not o.readers}  # a lease may hold one twice
         lease.objects = []
         if temporary:
             self._drop(temporary)
@@ -466,7 +466,7 @@ class L1:
     def _by_space(self, objects: Collection[L1Object]) -> list[tuple[ObjectSpace, Collection[L1Object]]]:
         if len(self._spaces) == 1:  # the usual case, several times as fast
             return [(space, objects) for space in self._spaces.values()]
-        spaces = {o.space for o in objects}
+        spaces = dict.fromkeys(o.space for o in objects)  # not a set: where slots lie must not depend on addresses
         return [(space, [o for o in objects if o.space is space]) for space in spaces]
 
     def _unquarantine(self, lease: WriteLease) -> None:

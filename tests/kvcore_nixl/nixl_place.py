@@ -14,6 +14,11 @@ def make_nixl(*, passive: bool = False, **options: Any) -> NixlStorage:
     return NixlStorage(NixlConfig.model_validate(options), Context(passive=passive))
 
 
+def in_bucket(endpoint: str, prefix: str = "test/", **options: Any) -> Driver:
+    """A storage over the tests' bucket, in a driver, to be entered."""
+    return Driver(make_nixl(backend="obj", bucket="kvcore-test", endpoint=endpoint, prefix=prefix, **options))
+
+
 def in_files(root: Path, **options: Any) -> Driver:
     """A storage over a directory, in a driver, to be entered."""
     return Driver(make_nixl(path=str(root), **options))

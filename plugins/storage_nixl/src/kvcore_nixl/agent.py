@@ -12,7 +12,6 @@ from kvcore.api import StorageError
 
 MAX_IO_BYTES = 16 << 20
 """Longer pieces are cut: cuFile's batches take no more, and the rate of one large file does not suffer."""
-_LONGEST_POLL_S = 0.05
 _RETRIES = {"AWS_RETRY_MODE": "standard", "AWS_MAX_ATTEMPTS": "3"}
 _numbers = itertools.count()
 
@@ -165,8 +164,7 @@ class Agent:
             if transfer.busy:
                 transfer.follow(self._agent.check_xfer_state)
         while busy := [t for t in transfers if t.busy]:
-            # late by at most a sixteenth, without a core spent on asking
-            time.sleep(min(max((time.perf_counter() - begun) / 16, 50e-6), _LONGEST_POLL_S))
+            time.sleep(_pause_s(time.perf_counter() - begun))
             for transfer in busy:
                 transfer.follow(self._agent.check_xfer_state)
         for transfer in transfers:
@@ -211,6 +209,11 @@ class _Transfer:
         self.busy = state == "PROC"
         if state not in ("PROC", "DONE"):
             self.error = self.error or "NIXL says ERR"
+
+
+def _pause_s(elapsed_s: float) -> float:
+    """How long to wait before the next question: late by 3 % or 1 ms, without a core spent on asking."""
+    return min(max(elapsed_s / 32, 50e-6), max(elapsed_s / 256, 1e-3), 0.05)
 
 
 def _cut(piece: Piece) -> Iterator[Piece]:

@@ -18,6 +18,7 @@ class Bucket:
     def __init__(self, config: NixlConfig) -> None:
         try:
             import boto3
+            import botocore.session
             from botocore.config import Config
             from botocore.exceptions import BotoCoreError
         except ImportError as error:
@@ -27,7 +28,10 @@ class Bucket:
         self._config = config
         self._name = str(config.bucket)
         try:
-            session = boto3.Session(profile_name=config.profile)
+            core = botocore.session.get_session()
+            if config.credentials_file is not None:
+                core.set_config_variable("credentials_file", str(config.credentials_file.expanduser()))
+            session = boto3.Session(botocore_session=core, profile_name=config.profile)
             self._region = config.region or session.region_name or "us-east-1"
             self._credentials = session.get_credentials()
             self._client: Any = session.client(

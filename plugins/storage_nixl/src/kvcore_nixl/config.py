@@ -10,7 +10,8 @@ from kvcore.api.config import PluginConfig
 
 FILE_OPTIONS = ("path", "direct")
 OBJECT_OPTIONS = (
-    "bucket", "prefix", "endpoint", "region", "profile", "addressing", "checksum", "ca_bundle", "threads",
+    "bucket", "prefix", "endpoint", "region", "profile", "credentials_file", "addressing", "checksum",
+    "ca_bundle", "threads",
 )  # fmt: skip
 _SECRETS = ("access_key", "secret_key", "session_token")
 
@@ -73,8 +74,11 @@ class NixlConfig(PluginConfig):
     """`obj`: the region. Default: `AWS_REGION`, the profile's, or us-east-1."""
 
     profile: str | None = Field(default=None, min_length=1)
-    """`obj`: the section of `~/.aws/credentials` with the access key. Default: what the AWS libraries find, first
-    `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`."""
+    """`obj`: the profile of the AWS configuration files that has the access key. Default: what the AWS libraries find,
+    first `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`."""
+
+    credentials_file: Path | None = None
+    """`obj`: a credentials file in AWS's format, instead of `~/.aws/credentials`."""
 
     addressing: Literal["path", "virtual"] = "path"
     """`obj`: whether the bucket stands in the path or in the host name of a URL."""

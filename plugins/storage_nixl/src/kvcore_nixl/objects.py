@@ -41,6 +41,10 @@ SUFFIX = ".kvnixl1"
 HEAD = struct.Struct("<8sQ16s")
 MARK_BYTES = 16
 ENVELOPE_BYTES = HEAD.size + MARK_BYTES
+_AGAIN = 3
+"""So often an object that is there but cannot be read is asked for again: while one is replaced, JuiceFS answers with
+the length of one version and the bytes of the other."""
+_UNREADABLE = "unreadable"
 
 
 class Objects:
@@ -75,17 +79,14 @@ class Objects:
 
     def load(self, items: Sequence[Item]) -> list[LoadOutcome]:
         """A batch that fits into one lane."""
-        with self._opened().lane() as lane:
-            memory = self._cut(lane.stage(sum(i.nbytes + ENVELOPE_BYTES for i in items)), items)
-            for place in memory:
-                place[: HEAD.size] = 0  # what an earlier call has left there must not be taken for an answer
-            errors = lane.agent.move("READ", [self._job(i.key, m) for i, m in zip(items, memory, strict=True)])
-            failed = [item.key for item, error in zip(items, errors, strict=True) if error]
-            there = dict(zip(failed, self._find(failed), strict=True))
-            return [
-                self._failed(there[item.key], error) if error else _open_envelope(item, place)
-                for item, place, error in zip(items, memory, errors, strict=True)
-            ]
+        outcomes = self._load(items)
+        for _ in range(_AGAIN):
+            broken = [i for i, o in enumerate(outcomes) if isinstance(o, Failed) and o.kind in ("corrupt", _UNREADABLE)]
+            if not broken:
+                break
+            for i, outcome in zip(broken, self._load([items[i] for i in broken]), strict=True):
+                outcomes[i] = outcome
+        return [Failed(o.reason) if isinstance(o, Failed) and o.kind == _UNREADABLE else o for o in outcomes]
 
     def store(self, items: Sequence[Item]) -> list[StoreOutcome]:
         """A batch that fits into one lane."""
@@ -114,6 +115,19 @@ class Objects:
         self._opened()
         self._bucket.check()
 
+    def _load(self, items: Sequence[Item]) -> list[LoadOutcome]:
+        with self._opened().lane() as lane:
+            memory = self._cut(lane.stage(sum(i.nbytes + ENVELOPE_BYTES for i in items)), items)
+            for place in memory:
+                place[: HEAD.size] = 0  # what an earlier call has left there must not be taken for an answer
+            errors = lane.agent.move("READ", [self._job(i.key, m) for i, m in zip(items, memory, strict=True)])
+            failed = [item.key for item, error in zip(items, errors, strict=True) if error]
+            there = dict(zip(failed, self._find(failed), strict=True))
+            return [
+                self._failed(there[item.key], error) if error else _open_envelope(item, place)
+                for item, place, error in zip(items, memory, errors, strict=True)
+            ]
+
     def _opened(self) -> Lanes:
         if self._lanes is None:
             raise StorageError("the storage is not open")
@@ -136,7 +150,9 @@ class Objects:
             return [None] * len(keys)
 
     def _failed(self, there: bool | None, error: str) -> LoadOutcome:
-        return MISSING if there is False else Failed(self._text(error))
+        if there is None:  # nobody answers
+            return Failed(self._text(error))
+        return Failed(self._text(error), _UNREADABLE) if there else MISSING
 
     def _text(self, error: str) -> str:
         return f"bucket {self._config.bucket!r}: {error}; NIXL's lines on stderr say why"

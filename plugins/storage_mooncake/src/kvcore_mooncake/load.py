@@ -29,7 +29,7 @@ class Loading:
         self._outcomes: dict[int, LoadOutcome] = {}
 
     def run(self) -> list[LoadOutcome]:
-        """Load; one outcome per item. Raises `StorageError` when the master does not answer."""
+        """Load; one outcome per item."""
         every = range(len(self._names))
         guessed = {i: _nbytes(self._rooms[i]) for i in every if _is_exact(self._rooms[i])}
         wanted = guessed | self._sizes(i for i in every if i not in guessed)

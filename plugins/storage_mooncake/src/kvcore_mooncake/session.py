@@ -46,11 +46,14 @@ class Session:
         self._ask(self.store.batch_remove, names, True)
 
     def sizes(self, names: list[str]) -> list[int]:
-        """The size of each object in bytes, or an error code. Raises `StorageError` when the master does not answer."""
-        there = [name for name, yes in zip(names, self.exists(names), strict=True) if yes]
-        found = self.store.batch_get_replica_desc(there) if there else {}
-        asked = set(there)  # the library complains loudly of those that are not
-        return [self._size(name, found) if name in asked else NOT_FOUND for name in names]
+        """The size of each object in bytes, or an error code."""
+        codes = self._codes(self.store.batch_is_exist, names)
+        there = [name for name, code in zip(names, codes, strict=True) if code == 1]
+        found = self.store.batch_get_replica_desc(there) if there else {}  # it complains loudly of those that are not
+        return [
+            self._size(name, found) if code == 1 else NOT_FOUND if code == 0 else code
+            for name, code in zip(names, codes, strict=True)
+        ]
 
     def put(self, names: list[str], layout: Layout) -> list[int]:
         """Store objects from registered memory; a code each."""
@@ -67,17 +70,22 @@ class Session:
         return self.store.get_size(name)
 
     def _ask(self, question: Callable[..., list[int]], names: list[str], *more: Any) -> list[int]:
-        codes = _one_each(question(names, *more), names)
-        silent = [code for code in codes if code in MASTER_SILENT]
-        self._saw(not silent)
-        if silent:
-            raise StorageError(words(silent[0]))
+        codes = self._codes(question, names, *more)
+        for code in codes:
+            if code in MASTER_SILENT:
+                raise StorageError(words(code))
+        return codes
+
+    def _codes(self, question: Callable[..., list[int]], names: list[str], *more: Any) -> list[int]:
+        codes = question(names, *more)
+        if len(codes) != len(names):  # so it says that the whole call was wrong
+            raise StorageError(f"Mooncake gave {len(codes)} answers for {len(names)} objects")
+        self._saw(not any(code in MASTER_SILENT for code in codes))
         return codes
 
     def _transfer(self, transfer: Callable[..., list[int]], names: list[str], layout: Layout, *more: Any) -> list[int]:
         begun = time.monotonic()
-        codes = _one_each(transfer(names, layout.pointers, layout.sizes, *more), names)
-        self._saw(not any(code in MASTER_SILENT for code in codes))
+        codes = self._codes(transfer, names, layout.pointers, layout.sizes, *more)
         if TRANSFER_FAILED in codes and time.monotonic() - begun > GIVEN_UP_S:
             time.sleep(SETTLE_S)  # whoever waited has given up; the buffers stay taken as long as this call lasts
         return codes
@@ -89,9 +97,3 @@ class Session:
 
     def _unregister(self, address: int) -> None:
         self.store.unregister_buffer(address)
-
-
-def _one_each(codes: list[int], names: list[str]) -> list[int]:
-    if len(codes) != len(names):  # so it says that the whole call was wrong
-        raise StorageError(f"Mooncake gave {len(codes)} answers for {len(names)} objects")
-    return codes

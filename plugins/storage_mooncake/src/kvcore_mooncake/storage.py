@@ -29,18 +29,22 @@ class MooncakeStorage(BlockingStorage):
     The library waits by polling, so more calls at once take cores and win little: batches are what makes it fast.
     """
 
-    persistent = True
     shared = True
     zero_copy = True
+    evicts = True
     preferred_concurrency = 2
 
     def __init__(self, config: MooncakeConfig, context: Context) -> None:
         self._config = config
         self._log = context.log
         self._client: Client | None = None
+        self.persistent = config.global_segment_size == 0  # what lies in our own segment goes with this process
 
     def open(self) -> None:
-        self._client = Client(resolve(self._config, os.environ, self._log.warning), self._log)
+        if self._client is None:
+            config = resolve(self._config, os.environ, self._log.warning)
+            self.persistent = config.global_segment_size == 0
+            self._client = Client(config, self._log)
         self._client.open()
 
     def close(self) -> None:

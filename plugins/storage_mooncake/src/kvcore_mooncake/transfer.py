@@ -61,16 +61,18 @@ def lay_out(batch: Iterable[Pieces], staging: int) -> Layout:
         pointers: list[int] = []
         sizes: list[int] = []
         copies = []
+        staged_end = 0
         for part in parts:
             address = part.address
             if not part.direct:
                 copies.append((part.address, staging, part.nbytes))
                 address, staging = staging, staging + part.nbytes
-            if pointers and pointers[-1] + sizes[-1] == address:  # each range is a request of its own
+            if not part.direct and staged_end == address:  # each range is a request of its own
                 sizes[-1] += part.nbytes
             else:
                 pointers.append(address)
                 sizes.append(part.nbytes)
+            staged_end = 0 if part.direct else staging
         layout.pointers.append(pointers)
         layout.sizes.append(sizes)
         layout.copies.append(copies)

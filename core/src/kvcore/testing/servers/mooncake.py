@@ -5,7 +5,6 @@ Holders, like all of Mooncake's clients, listen on every address: run them in a 
 
 import ctypes
 import importlib.util
-import json
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -28,7 +27,7 @@ class MooncakeMaster(Server):
         self.port = free_port()
         self._admin_port = free_port()
         command = [
-            mooncake_binary("mooncake_master"),
+            str(mooncake_binary("mooncake_master")),
             "--rpc_address=127.0.0.1",
             f"--rpc_port={self.port}",
             "--metrics_host=127.0.0.1",
@@ -38,9 +37,7 @@ class MooncakeMaster(Server):
             f"--default_kv_lease_ttl={lease_ms}",
             f"--client_ttl={client_ttl_s}",
         ]
-        super().__init__(
-            name, command, ready=lambda: listens(self.port) and listens(self._admin_port), folder=folder
-        )
+        super().__init__(name, command, ready=lambda: listens(self.port) and listens(self._admin_port), folder=folder)
 
     @property
     def address(self) -> str:
@@ -49,18 +46,9 @@ class MooncakeMaster(Server):
 
     def segments(self) -> list[str]:
         """The names of the segments that it knows. Raises `OSError` when it does not answer."""
-        return self._ask("get_all_segments").split()
-
-    def segment_of(self, key: str) -> str | None:
-        """Which holder has the object, as `HOST:PORT` of its transfers; None when the master does not know the key."""
-        answer = json.loads(self._ask(f"batch_query_keys?keys={key}"))
-        places = answer["data"][key].get("values") or []
-        return str(places[0]["transport_endpoint_"]) if places else None
-
-    def _ask(self, path: str) -> str:
-        with urlopen(f"http://127.0.0.1:{self._admin_port}/{path}", timeout=5) as answer:
+        with urlopen(f"http://127.0.0.1:{self._admin_port}/get_all_segments", timeout=5) as answer:
             text: str = answer.read().decode()
-        return text
+        return text.split()
 
 
 class MooncakeHolder(Server):
@@ -76,7 +64,7 @@ class MooncakeHolder(Server):
     def __init__(self, folder: Path, master: str, nbytes: int, name: str = "mooncake-holder") -> None:
         port = free_port()
         command = [
-            mooncake_binary("mooncake_client"),
+            str(mooncake_binary("mooncake_client")),
             "--host=127.0.0.1",
             f"--port={port}",
             f"--global_segment_size={nbytes}",

@@ -1,4 +1,4 @@
-"""One server, and one cluster, for all tests that neither stop nor fill it."""
+"""One server for all tests that neither stop nor fill it, and one cluster, which is repaired after those that do."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +20,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
     """Three masters."""
     with RedisCluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def own_cluster(cluster: RedisCluster) -> Iterator[RedisCluster]:
+    """The cluster for a test that stops or changes nodes. They serve what they have when one of them is down."""
+    yield cluster
+    cluster.repair()
 
 
 @pytest.fixture

@@ -65,9 +65,9 @@ def test_password_from_everywhere(guarded: RedisServer, tmp_path: Path, monkeypa
     ("options", "expected"),
     [
         ({}, "give `password_env` or `password_file`"),
-        ({"password": "wrong"}, "correct `username` and the password"),
-        ({"username": "reader", "password": "wrong"}, "correct `username` and the password"),
-        ({"username": "nobody", "password": "wrong"}, "correct `username` and the password"),
+        ({"password": "wrong"}, "give the right `username`"),
+        ({"username": "reader", "password": "wrong"}, "give the right `username`"),
+        ({"username": "nobody", "password": "wrong"}, "give the right `username`"),
         ({"username": "elsewhere", "password": SECRET}, "give the ACL user +get"),
         ({"password": SECRET, "database": 99}, "correct `database`"),
         ({"password_env": "NOT_SET"}, "the environment variable NOT_SET is not set"),
@@ -108,9 +108,9 @@ def test_a_password_that_is_changed(own: RedisServer, tmp_path: Path) -> None:
     own.ask("CONFIG", "SET", "requirepass", "first")
     with opened(own.url, password_file=str(file)) as driver:
         put(driver, keys_of(1))
-        own._password = "first"
+        own.password = "first"
         own.ask("CONFIG", "SET", "requirepass", "second")
-        own._password = "second"
+        own.password = "second"
         own.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         assert get(driver, keys_of(1)) == ["io"]
         file.write_text("second\n")

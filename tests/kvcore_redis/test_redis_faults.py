@@ -307,7 +307,7 @@ def test_no_memory_and_eviction(tmp_path: Path) -> None:
             assert set(found) == {"ok", "missing"}
             usage = driver.usage()
             assert usage is not None
-            assert usage.objects == found.count("ok")
+            assert 0 < usage.objects <= found.count("ok")  # replies take memory, too, and Redis may evict for them
             assert usage.capacity_bytes == 16 << 20
 
 

@@ -123,17 +123,16 @@ class Login:
     """A user name and where its password comes from.
 
     Args:
-        option: the option that would hold the password, for errors.
+        whose: what the names of the options begin with, for errors.
         fixed: the password itself.
         env: the environment variable that holds it.
         file: the file that holds it; read anew at every call.
     """
 
-    def __init__(
-        self, option: str, username: str | None, fixed: str | None, env: str | None, file: Path | None
-    ) -> None:
+    def __init__(self, whose: str, username: str | None, fixed: str | None, env: str | None, file: Path | None) -> None:
         self.username = username
-        self._option = option
+        self.remedy = f"give the right `{whose}username`, and `{whose}password_env` or `{whose}password_file`"
+        self._option = f"{whose}password"
         self._fixed = fixed
         self._env = env
         self._file = file
@@ -161,13 +160,13 @@ def server_login(config: RedisConfig) -> Login:
     """How to log in to the servers that hold the objects."""
     address = config.address
     fixed = config.password.get_secret_value() if config.password is not None else address.password
-    return Login("password", config.username or address.username, fixed, config.password_env, config.password_file)
+    return Login("", config.username or address.username, fixed, config.password_env, config.password_file)
 
 
 def sentinel_login(config: RedisConfig) -> Login:
     """How to log in to the Sentinels."""
     return Login(
-        "sentinel_password",
+        "sentinel_",
         config.sentinel_username,
         None,
         config.sentinel_password_env,

@@ -175,15 +175,8 @@ def _log_in(connection: Connection, endpoint: Endpoint, settings: Settings) -> N
             text = reply.text.replace(password, "***") if password else reply.text
             if reply.passing:
                 raise ConnectionError(text)
-            raise StorageError(f"{endpoint} refuses {word[0].decode()} ({text}): {_remedy(word[0], text)}")
-
-
-def _remedy(word: bytes, text: str) -> str:
-    if text.startswith("NOAUTH"):
-        return "give `password_env` or `password_file`"
-    if word == b"AUTH":
-        return "correct `username` and the password"
-    return "correct `database`"
+            remedy = "correct `database`" if word[0] == b"SELECT" and reply.code != "NOAUTH" else settings.login.remedy
+            raise StorageError(f"{endpoint} refuses {word[0].decode()} ({text}): {remedy}")
 
 
 def _grouped(commands: Sequence[Command]) -> list[Sequence[Command]]:

@@ -58,7 +58,7 @@ class Control:
         try:
             yield client
         except (redis.AuthenticationError, redis.exceptions.AuthorizationError) as error:  # kinds of ConnectionError
-            raise StorageError(f"{endpoint} refuses us: {error}") from error
+            raise StorageError(f"{endpoint} refuses us ({error}): {login.remedy}") from error
         except redis.TimeoutError as error:
             raise TimeoutError("no answer in time") from error
         except (redis.ConnectionError, redis.BusyLoadingError) as error:

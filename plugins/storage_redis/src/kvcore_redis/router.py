@@ -81,14 +81,18 @@ class Router:
         if self._topology.rests and not node.rest.allow():
             _fill(replies, places, Failed(f"{node} failed and is left alone for a while"))
             return []
-        done = 0
+        begun, done = time.monotonic(), 0
+        if begun >= deadline:
+            _fill(replies, places, Failed(f"{node}: no time was left to ask it", "timeout"))
+            return []
         try:
             with node.connection(deadline) as connection:
                 for reply in connection.pipeline([commands[i] for i in places], asking=group.asking):
                     replies[places[done]] = reply
                     done += 1
         except (OSError, StorageError) as error:
-            self._topology.lost(node)
+            if not isinstance(error, TimeoutError) or deadline - begun > self._timeout_s / 2:
+                self._topology.lost(node)  # else another node took the time, and this one is not to blame
             _fill(replies, places[done:], _failed(error, f"{node}: "))
             return places[done:] if isinstance(error, Lost) else []
         node.rest.answered()

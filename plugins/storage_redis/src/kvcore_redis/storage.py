@@ -265,7 +265,7 @@ def _explain(refusal: ReplyError) -> str:
     steps = {
         "OOM": "raise its maxmemory, or set its maxmemory-policy to allkeys-lru",
         "NOPERM": "give the ACL user +get +set +exists +strlen +unlink on the keys of `prefix`",
-        "NOAUTH": "give `password_env` or `password_file`",
+        "NOAUTH": "give `password_env` or `password_file`, and `username` where it is not `default`",
         "MOVED": "it is a node of a cluster: set `cluster: true`",
         "READONLY": "it is a replica: name the master, or the Sentinels with `sentinel_master`",
     }

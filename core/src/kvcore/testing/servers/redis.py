@@ -46,7 +46,7 @@ class RedisServer(Server):
     Args:
         folder: for its log, its Unix socket and its files.
         name: for messages and file names; another one for each server in a folder.
-        password: what clients have to say.
+        password: what clients have to say; also a public attribute, for tests that change it.
         options: its own options, such as `{"maxmemory": "64mb", "maxmemory-policy": "allkeys-lru"}`.
         arguments: words in front of the options, such as the name of a configuration file.
         tls: a folder with `ca.pem`, `server.pem` and `server.key`: it speaks TLS only (the wheel's server cannot).
@@ -64,7 +64,7 @@ class RedisServer(Server):
     ) -> None:
         self.port = free_port()
         self.unix_socket = folder / f"{name}.sock"
-        self._password = password
+        self.password = password
         given: dict[str, str | int] = {
             "bind": "127.0.0.1",
             "port": self.port,
@@ -104,7 +104,7 @@ class RedisServer(Server):
             connection.makefile("rwb") as stream,
         ):
             reply: object = None
-            for command in ([("AUTH", self._password)] if self._password else []) + [words]:
+            for command in ([("AUTH", self.password)] if self.password else []) + [words]:
                 encoded = [word.encode() for word in command]
                 stream.write(b"*%d\r\n" % len(encoded))
                 stream.writelines(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
@@ -127,10 +127,19 @@ class SentinelServer(RedisServer):
     """One Sentinel that watches `master` under the name `mymaster`, and alone decides that it is down.
 
     Args:
+        password: what clients of the Sentinel have to say.
         down_after_ms: the master is down when it has not answered for so long.
     """
 
-    def __init__(self, folder: Path, master: RedisServer, name: str = "sentinel", *, down_after_ms: int = 1000) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        master: RedisServer,
+        name: str = "sentinel",
+        *,
+        password: str | None = None,
+        down_after_ms: int = 1000,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{name}.conf"
         lines = [
@@ -138,10 +147,10 @@ class SentinelServer(RedisServer):
             f"sentinel down-after-milliseconds mymaster {down_after_ms}",
             "sentinel failover-timeout mymaster 5000",
         ]
-        if master._password is not None:
-            lines.append(f"sentinel auth-pass mymaster {master._password}")
+        if master.password is not None:
+            lines.append(f"sentinel auth-pass mymaster {master.password}")
         file.write_text("\n".join(lines) + "\n")
-        super().__init__(folder, name, arguments=[str(file), "--sentinel"])
+        super().__init__(folder, name, password=password, arguments=[str(file), "--sentinel"])
 
 
 class RedisCluster:
@@ -184,16 +193,20 @@ class RedisCluster:
         for i, server in enumerate(self.servers):
             server.start(timeout_s)
             server.ask("CLUSTER", "ADDSLOTSRANGE", str(i * share), str(min(SLOTS, (i + 1) * share) - 1))
-        first = self.servers[0]
         for server, bus_port in zip(self.servers[1:], self._bus_ports[1:], strict=True):
-            first.ask("CLUSTER", "MEET", "127.0.0.1", str(server.port), str(bus_port))
-        give_up = time.monotonic() + timeout_s
-        while not all(self._serves(server) for server in self.servers):
-            if time.monotonic() > give_up:
-                self.stop()
-                raise ServerError(f"the cluster did not come about within {timeout_s:g} s: {first.log}")
-            time.sleep(0.05)
+            self.servers[0].ask("CLUSTER", "MEET", "127.0.0.1", str(server.port), str(bus_port))
+        self._wait(timeout_s)
         return self
+
+    def repair(self, timeout_s: float = READY_S) -> None:
+        """Thaw and start what does not run, wait until all of it serves, and empty it. Raises `ServerError`."""
+        for server in self.servers:
+            server.thaw()
+            if not server.running:
+                server.start(timeout_s)
+        self._wait(timeout_s)
+        for server in self.servers:
+            server.ask("FLUSHALL")
 
     def stop(self) -> None:
         """End every node."""
@@ -211,6 +224,14 @@ class RedisCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _wait(self, timeout_s: float) -> None:
+        give_up = time.monotonic() + timeout_s
+        while not all(self._serves(server) for server in self.servers):
+            if time.monotonic() > give_up:
+                self.stop()
+                raise ServerError(f"the cluster does not serve after {timeout_s:g} s; see {self.servers[0].log}")
+            time.sleep(0.05)
 
     def _serves(self, server: RedisServer) -> bool:
         info = str(server.ask("CLUSTER", "INFO"))

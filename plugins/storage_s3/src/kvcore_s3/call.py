@@ -1,6 +1,8 @@
 """One call of the storage: its deadline, and the attempts at each of its requests."""
 
+import math
 import random
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -22,10 +24,12 @@ class Call:
         place: names the bucket and the endpoint, with `{}` where an object's name goes.
         deadline_s: when the call has to be over, from now.
         request_s: what one request may take until its answer begins; with less time left, none is begun.
+        slots: how many requests of all calls may be under way.
     """
 
-    def __init__(self, place: str, deadline_s: float, request_s: float) -> None:
+    def __init__(self, place: str, deadline_s: float, request_s: float, slots: threading.Semaphore) -> None:
         self._place = place
+        self._slots = slots
         self._until = time.monotonic() + deadline_s
         self._deadline_s = deadline_s
         self._request_s = request_s
@@ -41,7 +45,7 @@ class Call:
                 raise self._down.again()
             self._check_time(self._request_s, name)
             try:
-                return request()
+                return self._take_a_slot(request, name)
             except Exception as error:
                 fault = fault_of(error, self._place.format(name))
                 # spread out, so that clients do not come back all at once
@@ -55,6 +59,14 @@ class Call:
                         del fault  # else the frame and the fault would hold each other, and the caller's buffers
             time.sleep(pause_s)
         raise AssertionError
+
+    def _take_a_slot(self, request: Callable[[], R], name: str) -> R:
+        if not self._slots.acquire(timeout=max(0.0, self._left_s() - self._request_s)):
+            self._check_time(math.inf, name)
+        try:
+            return request()
+        finally:
+            self._slots.release()
 
     def check_time(self, name: str) -> None:
         """Raise `Fault` when the time is up."""

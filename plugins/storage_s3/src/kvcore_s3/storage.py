@@ -1,6 +1,7 @@
 """The S3 storage: one object of the bucket per object of the cache."""
 
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -45,6 +46,7 @@ class _Connection:
             options=_encryption(config),
         )
         self.place = f"s3://{config.bucket}/{{}} at {self.client.meta.endpoint_url}"
+        self.slots = threading.Semaphore(config.concurrency)
         self.seen = False
         """The bucket has answered."""
 
@@ -75,7 +77,7 @@ class S3Storage(BlockingStorage):
     def open(self) -> None:
         self._connection = connection = _Connection(self._config, self._names, self._log)
         try:
-            self._see(connection, self._call(connection))
+            self._see(connection)
         except Fault as fault:
             if not fault.passing:
                 raise StorageError(fault.reason) from None
@@ -103,6 +105,8 @@ class S3Storage(BlockingStorage):
 
     def store(self, items: Sequence[Item]) -> list[StoreOutcome]:
         connection = self._connected()
+        if not connection.seen:
+            self._see_or_fail(connection)
         call = self._call(connection)
 
         def put(item: Item) -> StoreOutcome:
@@ -112,8 +116,6 @@ class S3Storage(BlockingStorage):
                 return fault.outcome
             return STORED
 
-        if not connection.seen:
-            self._see_or_fail(connection, call)
         outcomes = connection.workers.run(put, items)
         if connection.uploads.pending and STORED in outcomes:
             connection.workers.begin(connection.uploads.abort)
@@ -137,8 +139,7 @@ class S3Storage(BlockingStorage):
             )
 
     def ping(self) -> None:
-        connection = self._connected()
-        self._see_or_fail(connection, self._call(connection))
+        self._see_or_fail(self._connected())
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -149,22 +150,23 @@ class S3Storage(BlockingStorage):
 
     def _call(self, connection: _Connection) -> Call:
         config = self._config
-        return Call(connection.place, config.deadline, config.connect_timeout + config.read_timeout)
+        request_s = config.connect_timeout + config.read_timeout
+        return Call(connection.place, config.deadline, request_s, connection.slots)
 
-    def _see(self, connection: _Connection, call: Call) -> None:
+    def _see(self, connection: _Connection) -> None:
         """Ask the bucket for a name, which proves the endpoint, the keys, the bucket and the right to list it."""
         bucket, ask = self._config.bucket, connection.client.list_objects_v2
         try:
-            call.attempt(lambda: ask(Bucket=bucket, Prefix=self._names.root, MaxKeys=1))
+            self._call(connection).attempt(lambda: ask(Bucket=bucket, Prefix=self._names.root, MaxKeys=1))
         except Fault as fault:
             if fault.code != "NoSuchBucket" or not self._config.create_bucket or self._passive:
                 raise
             self._create_bucket(connection)
         connection.seen = True
 
-    def _see_or_fail(self, connection: _Connection, call: Call) -> None:
+    def _see_or_fail(self, connection: _Connection) -> None:
         try:
-            self._see(connection, call)
+            self._see(connection)
         except Fault as fault:
             raise StorageError(fault.reason) from None
 

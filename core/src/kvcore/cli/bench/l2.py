@@ -97,13 +97,9 @@ def _measure_tier(
     progress: Progress,
 ) -> list[Cell]:
     cells: list[Cell] = []
+    subject: Subject | None = None
     try:
         subject = Subject(runner, config, source.registry, load)
-    except KVCoreError as e:
-        error(str(e))
-        chains = ("", "serde") if config.serde else ("",)
-        return [cell for size in sizes for serde in chains for cell in _absent(config.name, size, serde, str(e))]
-    try:
         counts = subject.objects_of(sizes)
         for size in sizes:
             for tier in subject.chains:
@@ -116,8 +112,12 @@ def _measure_tier(
                 except KVCoreError as e:
                     error(f"tier {config.name}, {format_size(size)}: {e}")
                     cells += _absent(config.name, size, serde, str(e))
+    except KVCoreError as e:  # it is down
+        error(str(e))
+        chains = ("", "serde") if config.serde else ("",)
+        return [cell for size in sizes for serde in chains for cell in _absent(config.name, size, serde, str(e))]
     finally:
-        if left := subject.close():
+        if subject is not None and (left := subject.close()):
             error(left)
     return cells
 

@@ -3,15 +3,18 @@
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from kvcore.api import BlockingStorage, Storage
+from kvcore.api import BlockingStorage, Storage, StorageError
+from kvcore.cli.bench import socket_end
 from kvcore.cli.bench.disk_limit import Limit, fio_limit, raw_limit
 from kvcore.cli.bench.measure import Sampler
 
@@ -30,8 +33,8 @@ def limit_of(
             way = "fio" if fio else "pwritev and preadv"
             yield limit._replace(note=f"limit: {way} in the same file system, {depth} at once")
     elif storage.shared:
-        sample = _sockets(object_bytes, objects, depth)
-        yield Limit(sample, sample, f"limit: {depth} loopback sockets, which is not this store's network")
+        with _sockets(object_bytes, objects, depth) as limit:
+            yield limit
     else:
         yield None
 
@@ -49,36 +52,47 @@ def _directory(path: Path) -> Iterator[Path]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _sockets(object_bytes: int, objects: int, depth: int) -> Sampler:
-    """GB/s over `depth` connections of the loopback device, from memory to memory."""
-    each = -(-objects // depth)
-    block = bytes(object_bytes)
+@contextmanager
+def _sockets(object_bytes: int, objects: int, depth: int) -> Iterator[Limit]:
+    """Objects to and from another process over `depth` TCP connections of the loopback device."""
+    depth = min(depth, objects)
+    words = [sys.executable, socket_end.__file__, str(depth), str(object_bytes)]
+    with ExitStack() as stack:
+        # In a session of its own, so that it does not hear the terminal's Ctrl-C.
+        far = stack.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True))
+        stack.callback(far.kill)
+        assert far.stdout is not None
+        port = far.stdout.readline()
+        if not port:
+            raise StorageError("the far end of the loopback limit did not start")
+        address = ("127.0.0.1", int(port))
+        near = [stack.enter_context(socket.create_connection(address)) for _ in range(depth)]
+        for end in near:
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        rooms = [memoryview(bytearray(b"k" * object_bytes)) for _ in range(depth)]
+        answer = memoryview(bytearray(1))
 
-    def send(connection: socket.socket) -> None:
-        for _ in range(each):
-            connection.sendall(block)
+        def store(end: socket.socket, room: memoryview) -> None:
+            end.sendall(b"w")
+            end.sendall(room)
+            socket_end.receive(end, answer)
 
-    def receive(connection: socket.socket) -> None:
-        room = memoryview(bytearray(object_bytes))
-        for _ in range(each):
-            at = 0
-            while at < object_bytes and (got := connection.recv_into(room[at:])):
-                at += got
+        def load(end: socket.socket, room: memoryview) -> None:
+            end.sendall(b"r")
+            socket_end.receive(end, room)
 
-    def sample() -> float:
-        with ExitStack() as stack:
-            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            threads: list[threading.Thread] = []
-            for _ in range(depth):
-                near = stack.enter_context(socket.create_connection(listener.getsockname()))
-                far = stack.enter_context(listener.accept()[0])
-                work: tuple[tuple[Callable[[socket.socket], None], socket.socket], ...] = ((send, near), (receive, far))
-                threads += [threading.Thread(target=call, args=(end,), daemon=True) for call, end in work]
-            begun = time.perf_counter()
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            return depth * each * object_bytes / (time.perf_counter() - begun) / 1e9
+        def sampler(call: Callable[[socket.socket, memoryview], None]) -> Sampler:
+            def each(job: int) -> None:
+                for _ in range(job, objects, depth):
+                    call(near[job], rooms[job])
 
-    return sample
+            def sample() -> float:
+                begun = time.perf_counter()
+                with ThreadPoolExecutor(depth) as pool:
+                    list(pool.map(each, range(depth)))
+                return objects * object_bytes / (time.perf_counter() - begun) / 1e9
+
+            return sample
+
+        note = f"limit: another process by {depth} loopback sockets, which is not this store's network"
+        yield Limit(sampler(store), sampler(load), note)

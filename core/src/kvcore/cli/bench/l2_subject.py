@@ -73,7 +73,9 @@ class Subject:
         return self._tiers
 
     def objects_of(self, sizes: Sequence[int]) -> dict[int, int]:
-        """How many objects of each size fit; makes room in memory for them. 0: not one."""
+        """How many objects of each size fit; makes room in memory for them. 0: not one. Raises `StorageError` when the
+        tier does not answer: some open without their server."""
+        self._runner.run(self.frames.ping())
         usage = self._runner.run(self.frames.usage())
         room = available_bytes() // 8
         if usage is not None and usage.capacity_bytes is not None:

@@ -62,7 +62,6 @@ class Calls:
                 yield listed[at : at + batch]
             return
         found = iter(listed)
-        del listed
         while entries := await self._call(_take, found, batch):
             yield entries
 

@@ -22,6 +22,7 @@ from disk_place import make_disk
 
 from kvcore.api import ObjectKey
 from kvcore.testing.memory import content, make_key, source
+from kvcore_disk.account import Account
 
 KEYS = 60
 MAX_BYTES = 600_000
@@ -153,6 +154,13 @@ def limited(root: str, report: str) -> None:
     used = storage.usage().nbytes
     storage.close()
     Path(report).write_text(json.dumps([[str(o) for o in outcomes], used]))
+
+
+def hold_the_lock(root: str, ready: str) -> None:
+    """Enter the account's lock, say so, and wait to be killed."""
+    with Account(root).locked():
+        Path(ready).touch()
+        time.sleep(60)
 
 
 def fork_and_wait(root: str, report: str) -> None:

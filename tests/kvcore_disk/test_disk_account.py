@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from disk_child import Children, blob, is_whole, key_of
-from disk_place import CONTROL, account_locked, files, make_disk, opened, unfinished
+from disk_place import CONTROL, account_locked, files, make_disk, opened, set_account, unfinished
 
-from kvcore.api import Failed, Loaded
+from kvcore.api import STORED, Failed, Loaded, StorageError
 from kvcore.testing.driver import Driver
 from kvcore.testing.memory import Room, source
-from kvcore_disk import transfer
+from kvcore_disk import account, transfer
 from kvcore_disk.account import Account
 
 MIB = 1 << 20
@@ -150,14 +150,68 @@ def test_a_count_that_is_too_high_is_set_right_when_room_is_needed(tmp_path: Pat
     """As after a kill between two steps."""
     with opened(tmp_path, "2MiB") as driver, opened(tmp_path, "2MiB") as other:
         other.store([source(key_of(0), blob(0, 100_000))])
-        (tmp_path / CONTROL / "account").write_bytes((2 * MIB).to_bytes(8, "little"))
+        set_account(tmp_path, 2 * MIB)
         assert not isinstance(driver.store([source(key_of(1), blob(1, 1_500_000))])[0], Failed)
         check_settled(driver, tmp_path, living=2)
-        (tmp_path / CONTROL / "account").write_bytes(b"")
-        assert isinstance(driver.store([source(key_of(2), blob(2, 1000))])[0], Failed)
-        assert isinstance(driver.load([Room(2 * MIB).item(key_of(1))])[0], Loaded)
+
+
+@pytest.mark.parametrize("damage", [b"", bytes(8), bytes(32), b"\xff" * 32, (5).to_bytes(8, "little") * 4])
+def test_an_account_that_somebody_has_overwritten_is_counted_anew(tmp_path: Path, damage: bytes) -> None:
+    """Before anything is stored by its numbers: nobody passes the capacity."""
+    with opened(tmp_path, "2MiB") as driver, opened(tmp_path, "2MiB") as other:
+        for i in range(6):
+            assert other.store([source(key_of(i), blob(i, 300_000))]) == [STORED]
+        (tmp_path / CONTROL / "account").write_bytes(damage)
+        for i in range(6, 12):
+            assert driver.store([source(key_of(i), blob(i, 300_000))]) == [STORED]
+            assert sum(files(tmp_path).values()) <= 2 * MIB
+        check_settled(driver, tmp_path, living=2)
+        (tmp_path / CONTROL / "account").write_bytes(damage)
+        other.delete([key_of(11)])
+        usage = driver.usage()
+        assert usage is not None
+        assert (usage.nbytes, usage.objects) == (sum(files(tmp_path).values()), len(driver.entries()))
+        check_settled(other, tmp_path, living=2)
     with opened(tmp_path, "2MiB") as driver:
         check_settled(driver, tmp_path)
+
+
+def test_usage_counts_the_objects_of_all_processes(tmp_path: Path, children: Children) -> None:
+    with opened(tmp_path) as driver:
+        assert driver.store([source(key_of(0), blob(0, 1000))]) == [STORED]
+        pid = children.run("write", root=str(tmp_path), capacity="64MiB", seed=1, seconds=0.3)
+        assert children.kill(pid, 0) == 0
+        assert driver.store([source(key_of(0), blob(0, 9000))]) == [STORED]  # replaced: still one
+        usage = driver.usage()
+        assert usage is not None
+        assert usage.objects == len(driver.entries()) > 1
+        driver.delete([key_of(0), key_of(99)])
+        assert driver.usage().objects == len(driver.entries()) == usage.objects - 1  # type: ignore[union-attr]
+
+
+def test_a_lock_that_another_process_keeps_is_waited_for_and_then_a_timeout(
+    tmp_path: Path, children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when it was stopped in the middle."""
+    monkeypatch.setattr(account, "LOCK_S", 0.3)
+    ready = tmp_path.parent / f"{tmp_path.name}.ready"
+    with opened(tmp_path) as driver:
+        assert driver.store([source(key_of(0), blob(0, 1000))]) == [STORED]
+        pid = children.run("hold_the_lock", root=str(tmp_path), ready=str(ready))
+        wait_for(ready)
+        begun = time.monotonic()
+        (outcome,) = driver.store([source(key_of(1), blob(1, 1000))])
+        assert isinstance(outcome, Failed)
+        assert outcome.kind == "timeout"
+        assert "has had the lock of .kvcore/account for 0.3 s" in outcome.reason
+        with pytest.raises(StorageError, match=r"has had the lock of \.kvcore/account"):
+            driver.delete([key_of(0)])
+        assert time.monotonic() - begun < 5
+        assert isinstance(driver.load([Room(MIB).item(key_of(0))])[0], Loaded), "loading needs no lock"
+        children.kill(pid)
+        assert driver.store([source(key_of(1), blob(1, 1000))]) == [STORED]
+    with opened(tmp_path) as driver:
+        assert check_settled(driver, tmp_path) == 2
 
 
 def test_close_while_a_write_is_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +264,8 @@ def test_accounts_of_one_process_exclude_each_other(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="closed"), first.locked():
         pass
     with second.locked():
-        second.recount(4096)
+        second.recount(4096, 1)
+        assert second.counts() == (4096, 1)
         assert second.used == 4096
         path = second.begin(8192)
         Path(path).touch()

@@ -28,14 +28,19 @@ from kvcore.api import (
     StoreOutcome,
     Usage,
 )
-from kvcore_disk.account import Account
+from kvcore_disk.account import OPEN_LOCK_S, Account
 from kvcore_disk.config import DiskConfig, capacity_bytes
 from kvcore_disk.paths import BLOCK_BYTES, CONTROL, Foreign, object_path, occupied, scan, size_on_disk
 from kvcore_disk.transfer import read_object, write_object
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
-_KINDS = {errno.EFBIG: "too_large", **dict.fromkeys(_FULL, "full"), **dict.fromkeys(_READ_ONLY, "read_only")}
+_KINDS = {
+    errno.EFBIG: "too_large",
+    errno.ETIMEDOUT: "timeout",
+    **dict.fromkeys(_FULL, "full"),
+    **dict.fromkeys(_READ_ONLY, "read_only"),
+}
 _SPARE_BYTES = 8 << 20  # given up at once when the file system is full before the capacity is reached
 
 
@@ -76,14 +81,14 @@ class DiskStorage(BlockingStorage):
             raise StorageError(f"the directory {self._root} cannot be used ({error.strerror}): {remedy}") from error
         try:
             if CONTROL in found or not self._passive:
-                self._account = Account(self._root)
+                self._account = Account(self._root, self._rescan)
         except OSError as error:
             if _KINDS.get(error.errno or 0) not in ("full", "read_only"):
                 raise StorageError(f"{self._root}: {error.strerror}: {remedy}") from error
             self._log.warning("%s is not writable (%s): objects are loaded, none is stored", self._root, error.strerror)
         try:
-            with self._account.locked() if self._account is not None else contextlib.nullcontext():
-                held = self._rescan(report=True)
+            with self._account.locked(OPEN_LOCK_S) if self._account is not None else contextlib.nullcontext():
+                held = self._rescan(self._account, report=True)
                 space = os.statvfs(self._root)
                 self._capacity = capacity_bytes(self._config.capacity, space.f_bavail * space.f_frsize, held)
                 if self._account is not None and not self._passive:
@@ -142,7 +147,8 @@ class DiskStorage(BlockingStorage):
     def usage(self) -> Usage:
         account = self._account
         if account is not None:
-            return Usage(account.used, len(self._index), self._capacity)
+            nbytes, objects = account.counts()
+            return Usage(nbytes, objects, self._capacity)
         with self._lock:
             return Usage(sum(self._index.values()), len(self._index), self._capacity)
 
@@ -259,9 +265,9 @@ class DiskStorage(BlockingStorage):
         if self._account is not account:
             return  # another thread was first
         self._close_account(account)
-        self._account = Account(self._root)
+        self._account = Account(self._root, self._rescan)
         with self._account.locked():
-            self._rescan()
+            self._rescan(self._account)
 
     def _write(self, fd: int, item: Item, now_ns: int, direct: bool, account: Account) -> None:
         try:
@@ -295,6 +301,8 @@ class DiskStorage(BlockingStorage):
             self._know(key, nbytes)
             if replaced:
                 account.release(replaced)
+            else:
+                account.published()
         if self._config.fsync:
             _sync_folder(folder)
 
@@ -319,7 +327,7 @@ class DiskStorage(BlockingStorage):
         """Evict until `nbytes` more fit."""
         over = account.used + nbytes - self._capacity
         if over > 0 and self._evict(over, account) < over:
-            self._rescan()  # other processes' objects are not in this one's index
+            self._rescan(account)  # other processes' objects are not in this one's index
             over = account.used + nbytes - self._capacity
             return over <= 0 or self._evict(over, account) >= over
         return True
@@ -350,11 +358,11 @@ class DiskStorage(BlockingStorage):
         with self._lock:
             self._forget([key])
         if freed:
-            account.release(freed)
+            account.release(freed, objects=1)
         return freed
 
-    def _rescan(self, *, report: bool = False) -> int:
-        """Bring index and account in line with the directory; the bytes it holds."""
+    def _rescan(self, account: Account | None, *, report: bool = False) -> int:
+        """Bring index and account in line with the directory; the bytes it holds. Under the account's lock."""
         foreign = Foreign()
         found = sorted(scan(self._root, foreign), key=lambda f: f.used_ns)
         if foreign.count and report:
@@ -369,8 +377,8 @@ class DiskStorage(BlockingStorage):
             self._policy.insert(new, [sizes[k] for k in new])
             self._index = sizes
         held = sum(sizes.values())
-        if self._account is not None:
-            self._account.recount(held)
+        if account is not None:
+            account.recount(held, len(sizes))
         return held
 
     # -- the index ---------------------------------------------------------------------------------------------------

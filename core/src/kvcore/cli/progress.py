@@ -6,6 +6,7 @@ import time
 from typing import Self
 
 from kvcore.api.units import format_size
+from kvcore.cli.output import error
 
 REDRAW_S = 0.1
 
@@ -52,6 +53,11 @@ class Progress:
         """A line of the result, on stdout."""
         self._clear()
         print(text, flush=self._shown)
+
+    def warn(self, text: str) -> None:
+        """An error, on stderr."""
+        self._clear()
+        error(text)
 
     def _clear(self) -> None:
         if self._shown:

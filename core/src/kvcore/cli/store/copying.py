@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvcore.api import ConfigError, Entry, Failed, KVCoreError, ObjectKey, format_size
-from kvcore.cli.output import error
 from kvcore.cli.progress import Progress
 from kvcore.cli.store.opened import Source, chosen, opened
 from kvcore.cli.store.tally import Tally
@@ -29,29 +28,32 @@ async def copy(args: argparse.Namespace, source: Source, target: Source) -> dict
                 # As an engine opens it, unless nothing is written.
                 opened(to_tier, target.registry, passive=args.dry_run) as there,
             ):
-                await _warn_of_eviction(here, there)
+                if text := await _eviction(here, there):
+                    progress.warn(text)
                 await _Copy(here, there, tally, dry_run=args.dry_run).run(args.namespace)
             result["ok"] = not (tally["corrupt"] or tally["failed"])
             tally.show(f"{args.source} to {args.target}", dry_run=args.dry_run)
         except KVCoreError as e:
             result["error"] = str(e)
-            error(f"{e}; copied so far: {tally}" if tally["copied"] else str(e))
+            progress.warn(f"{e}; copied so far: {tally}" if tally["copied"] else str(e))
         except asyncio.CancelledError:
-            error(f"interrupted; run it again to go on. So far: {tally}")
+            progress.warn(f"interrupted; run it again to go on. So far: {tally}")
             raise
     return result | tally.as_json()
 
 
-async def _warn_of_eviction(here: Frames, there: Frames) -> None:
+async def _eviction(here: Frames, there: Frames) -> str | None:
+    """What to say of a target that is too small."""
     held, room = await here.usage(), await there.usage()
     if held is None or room is None or room.capacity_bytes is None:
-        return
+        return None
     free = max(0, room.capacity_bytes - room.nbytes)
-    if held.nbytes > free:
-        error(
-            f"tier {here.name} holds {format_size(held.nbytes)}, tier {there.name} has {format_size(free)} free of "
-            f"{format_size(room.capacity_bytes)}: what does not fit pushes out what was used least"
-        )
+    if held.nbytes <= free:
+        return None
+    return (
+        f"tier {here.name} holds {format_size(held.nbytes)}, tier {there.name} has {format_size(free)} free of "
+        f"{format_size(room.capacity_bytes)}: what does not fit pushes out what was used least"
+    )
 
 
 class _Copy:

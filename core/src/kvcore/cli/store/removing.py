@@ -51,7 +51,7 @@ async def rm(frames: Frames, args: argparse.Namespace, source: Source) -> dict[s
             async for entries in entries_of(frames, args.namespace):
                 await remover.delete(entries)
         except (asyncio.CancelledError, KVCoreError):
-            error(f"tier {frames.name}: not finished. So far: {tally}")
+            progress.warn(f"tier {frames.name}: not finished. So far: {tally}")
             raise
     tally.show(frames.name, dry_run=args.dry_run)
     found = tally.as_json()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvcore.api import Entry, KVCoreError, StorageError
-from kvcore.cli.output import error
 from kvcore.cli.progress import Progress
 from kvcore.cli.store.opened import Source
 from kvcore.cli.store.removing import Remover
@@ -69,7 +68,7 @@ async def _sweep(
                 tally.add("failed", entry.nbytes)
                 tally.name(entry.key, entry.nbytes, "failed", "too large for this machine's memory")
         except (asyncio.CancelledError, KVCoreError):
-            error(f"tier {frames.name}: not finished. So far: {tally}")
+            progress.warn(f"tier {frames.name}: not finished. So far: {tally}")
             raise
     tally.show(frames.name, dry_run=args.dry_run)
     return tally

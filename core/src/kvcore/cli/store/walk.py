@@ -13,7 +13,7 @@ BATCH_OBJECTS = 64
 BATCH_BYTES = 16 << 20
 MEMORY_BYTES = 128 << 20
 """Bytes of objects in memory at once; a larger object is alone in it."""
-FAILURES = 3
+FAILURES = 10
 """So many batches in a row of which not one object could be moved, and a storage is given up."""
 
 

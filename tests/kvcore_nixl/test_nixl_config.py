@@ -63,6 +63,15 @@ def test_a_parameter_that_nixl_refuses(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("size", [1024, "many"])
+def test_a_queue_that_is_too_small(tmp_path: Path, size: object) -> None:
+    with (
+        pytest.raises(StorageError, match=f"`params`: ios_pool_size {size} is too small, 16384 or more is needed"),
+        in_files(tmp_path, params={"ios_pool_size": size}),
+    ):
+        pass
+
+
 @pytest.mark.parametrize("backend", ["gds", "gds_mt"])
 def test_gds_says_that_nobody_has_tested_it(tmp_path: Path, backend: str, caplog: pytest.LogCaptureFixture) -> None:
     """Without cuFile it cannot be opened either."""

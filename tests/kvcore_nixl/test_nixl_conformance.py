@@ -26,7 +26,7 @@ class TestFiles(StorageConformance):
 
     several_instances = True
     options: ClassVar[dict[str, Any]] = {"direct": "on"}
-    model_examples = 10
+    model_examples = 3
 
     def make_storage(self, tmp_path: Path) -> NixlStorage:
         return make_nixl(path=str(tmp_path / "objects"), **self.options)
@@ -47,14 +47,14 @@ class TestFilesByUring(TestFiles):
     """io_uring."""
 
     options = {"direct": "on", "params": {"use_uring": True}}
-    model_examples = 5
+    model_examples = 3
 
 
 class TestFilesBuffered(TestFiles):
     """Through the page cache."""
 
     options = {"direct": "off"}
-    model_examples = 5
+    model_examples = 3
 
 
 class TestFilesAsGdsWouldHaveThem(TestFiles):
@@ -70,7 +70,7 @@ class TestFilesAsGdsWouldHaveThem(TestFiles):
 class TestBucket(StorageConformance):
     """NIXL's OBJ backend."""
 
-    model_examples = 5
+    model_examples = 3
     model_steps = 20
 
     @pytest.fixture(autouse=True)

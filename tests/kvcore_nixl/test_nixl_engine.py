@@ -168,6 +168,21 @@ def test_a_gateway_that_dies_freezes_and_comes_back(tmp_path: Path, own: JuiceFS
     own.thaw()
 
 
+@pytest.mark.parametrize("kind", ["files", "bucket"])
+def test_a_capacity_of_the_tier_holds(tmp_path: Path, gateway: JuiceFS, kind: str) -> None:
+    """NIXL has none: the core deletes what is used least, through this storage."""
+    engine = opened(tmp_path, "", gateway.endpoint if kind == "bucket" else "", ", capacity: 700KiB")
+    space = engine.register(spec())
+    for i in range(0, 2 * CHUNKS, 2):
+        put(engine, space, hashes(2 * CHUNKS)[i : i + 2], i)
+    engine.close()
+    storage = opened(tmp_path, "", gateway.endpoint if kind == "bucket" else "")
+    held = list(storage.manager.tiers[0].storage.list())
+    storage.close()
+    assert 0 < sum(entry.nbytes for entry in held) <= 700 << 10
+    assert ObjectKey(space.namespace, hashes(2 * CHUNKS)[-1], 0) in {entry.key for entry in held}
+
+
 def test_what_does_not_open_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "nixl").write_text("in the way")
     with pytest.raises(KVCoreError, match=r"'nixl' did not open: the directory .* cannot be used.*`path`"):

@@ -12,6 +12,10 @@ from kvcore.api import StorageError
 
 MAX_IO_BYTES = 16 << 20
 """Longer pieces are cut: cuFile's batches take no more, and the rate of one large file does not suffer."""
+MIN_POOL = 16_384
+"""The least I/Os that NIXL's POSIX backend must hold. One call has half as many at most; with a full pool NIXL begins a
+transfer by half, calls it failed, and goes on with that half."""
+_POOL = "ios_pool_size"
 _RETRIES = {"AWS_RETRY_MODE": "standard", "AWS_MAX_ATTEMPTS": "3"}
 _numbers = itertools.count()
 
@@ -189,6 +193,11 @@ class Agent:
         if wrong:
             raise StorageError(
                 f"`params`: NIXL's {self._backend.plugin} has no {', '.join(wrong)}; it has {', '.join(sorted(known))}"
+            )
+        pool = params.get(_POOL, str(MIN_POOL))
+        if not pool.isdecimal() or int(pool) < MIN_POOL:
+            raise StorageError(
+                f"`params`: {_POOL} {pool} is too small, {MIN_POOL} or more is needed; NIXL's default will do"
             )
 
 

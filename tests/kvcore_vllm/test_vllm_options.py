@@ -1,11 +1,22 @@
 import pytest
 
 from kvcore.api import ConfigError
+from kvcore.config import describe
+from kvcore.plugins import PluginSpec, Registry
 from kvcore_vllm.options import Options, parse_options
 
 
 def test_defaults() -> None:
     assert parse_options({}) == Options()
+
+
+def test_the_options_are_told_to_people() -> None:
+    registry = Registry()
+    options = {o.name: o for o in describe.options(registry.config_model("engine", "vllm"))}
+    assert set(options) == set(Options.model_fields) - {"flags"}
+    assert options["load"].type == "`auto` or `sync` or `async`"
+    assert all(o.description and not o.required for o in options.values())
+    assert registry.create("engine", PluginSpec("vllm", {}, "test")).usage().startswith("vllm serve")
 
 
 def test_own_options_and_flags_are_told_apart() -> None:

@@ -2,41 +2,24 @@
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from kvcore.api import ConfigError
+from kvcore_vllm.config import VllmConfig
 
 PREFIX = "kvcore."
-_MODES = ("auto", "sync", "async")
 _OWN: dict[str, tuple[Any, ...]] = {
-    "config": (),
-    "load": _MODES,
-    "save": _MODES,
-    "save_decode": (True, False),
-    "on_load_failure": ("recompute", "fail"),
+    name: (True, False) if field.annotation is bool else () if name == "config" else get_args(field.annotation)
+    for name, field in VllmConfig.model_fields.items()
 }
+"""Option -> the values that it may have; of `config` any text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Validated options.
+class Options(VllmConfig):
+    """Validated options, and `flags`: values for kvcore's configuration, such as `{"l1.size": "8GiB"}`."""
 
-    Args:
-        config: path of kvcore's YAML, or None for `KVCORE_CONFIG` or the defaults.
-        load, save: `sync` copies inside the engine's step, `async` on a thread beside it; `auto` is `sync` on a CPU
-            engine, where both would share the cores, and `async` elsewhere.
-        save_decode: also keep the KV of generated tokens.
-        on_load_failure: `recompute` makes vLLM compute what could not be loaded; `fail` leaves vLLM's own policy.
-        flags: values for kvcore's configuration, such as `{"l1.size": "8GiB"}`.
-    """
-
-    config: str | None = None
-    load: str = "auto"
-    save: str = "auto"
-    save_decode: bool = True
-    on_load_failure: str = "recompute"
-    flags: Mapping[str, Any] = field(default_factory=dict)
+    flags: Mapping[str, Any] = {}
+    """What goes before the file."""
 
 
 def parse_options(extra: Mapping[str, Any]) -> Options:

@@ -1,4 +1,4 @@
-"""The entry point `zstd` of the group `kvcore.serde`."""
+"""Serde `zstd`: lossless compression of KV, bytes of equal weight together and then Zstandard."""
 
 from kvcore.api import ApiVersion, Component, hookimpl
 

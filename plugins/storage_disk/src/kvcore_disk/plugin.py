@@ -1,4 +1,4 @@
-"""The entry point `disk` of the group `kvcore.storage`."""
+"""Storage `disk`: one file per object in a directory of a local file system; processes may share it."""
 
 from kvcore.api import ApiVersion, Component, hookimpl
 

@@ -1,0 +1,29 @@
+"""The connector's own options, as `kvcore plugins show vllm` and the documentation tell them."""
+
+from typing import Literal
+
+from kvcore.api import PluginConfig
+
+Mode = Literal["auto", "sync", "async"]
+
+
+class VllmConfig(PluginConfig):
+    """Keys of vLLM's `kv_connector_extra_config`, each with the prefix `kvcore.` there."""
+
+    config: str | None = None
+    """Path of kvcore's YAML file. Default: the file that `KVCORE_CONFIG` names, else kvcore's defaults."""
+
+    load: Mode = "auto"
+    """When cached KV is copied: `sync` before the step that needs it, `async` beside the steps, on a thread of the
+    worker. `auto`: `sync` with vLLM's CPU backend and one KV cache group, where both would share the cores, else
+    `async`."""
+
+    save: Mode = "auto"
+    """When computed KV is copied: `sync` at the end of its step, `async` beside the steps. `auto`: `sync` with vLLM's
+    CPU backend, else `async`."""
+
+    save_decode: bool = True
+    """Keep the KV of generated tokens, too."""
+
+    on_load_failure: Literal["recompute", "fail"] = "recompute"
+    """`recompute` makes vLLM compute what could not be loaded; `fail` leaves its `kv_load_failure_policy` as it is."""

@@ -54,7 +54,7 @@ def configuration() -> str:
         "## `l1`",
         _table(options(L1Config), {"eviction": "`lru`"}),
         "## Each entry of `l2`",
-        _table(options(TierConfig), {"name": ""}),
+        _table(options(TierConfig), {"name": "", "eviction": "`lru`"}),
         "## Other variables",
         "\n".join(["| variable | meaning |", "|---|---|", *(f"| `{v}` | {t} |" for v, t in OTHER_VARIABLES.items())]),
         "Both lists are separated by commas. Each word is a plugin's name (`disk`: of every kind, from every "

@@ -85,7 +85,7 @@ class Proxy:
                     counts.update(replies=0, requests=0, called=0)
                     with self._lock:
                         self.requests[head[1].decode()] += 1
-                        self.heads.append(data)
+                        self.heads.append(data.partition(b"\r\n\r\n")[0])
                 passed, counts[way] = counts[way], counts[way] + len(data)
                 if way == "replies" and counts[way] > _LARGE_BYTES and not counts["called"]:
                     counts["called"] = 1

@@ -1,9 +1,8 @@
 """Servers that are killed, frozen, away, cut off or broken: every call ends in time with an outcome for each key, and
 the same storage goes on when they are back."""
 
+import contextlib
 import logging
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -221,16 +220,22 @@ def test_the_bucket_vanishes(server: JuiceFS) -> None:
         assert put(driver, keys_of(2)) == ["ok"] * 2
 
 
-def test_a_server_that_fails_inside(own: JuiceFS) -> None:
-    """Its disk is gone: 500 for each object, which says nothing about the others."""
-    with opened(own.endpoint) as driver:
-        assert put(driver, keys_of(2), 5 * MIB) == ["ok"] * 2
-        objects = own.log.parent / "juicefs" / "objects"
-        shutil.rmtree(objects)
-        objects.write_text("in the way")
-        outcome = driver.store([source(make_key("x"), b"x" * 1000)])[0]
-        os.unlink(objects)
-        assert kind(outcome) in ("io", "timeout")
+def test_a_server_that_fails_inside(tmp_path: Path) -> None:
+    """It has run out of inodes and answers 500, three times: `io`, and what it has is loaded all the same."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(JuiceFS(tmp_path, inodes=60))
+        proxy = stack.enter_context(Proxy(int(server.endpoint.rpartition(":")[2])))
+        driver = stack.enter_context(opened(proxy.endpoint, create_bucket=True))
+        keys = keys_of(60)
+        there = next(i for i, key in enumerate(keys) if put(driver, [key]) != ["ok"])
+        assert there > 5
+        proxy.requests.clear()
+        (outcome,) = driver.store([source(make_key("more"), b"x")])
+        assert isinstance(outcome, Failed)
+        assert outcome.kind == "io"
+        assert "500 InternalError" in outcome.reason
+        assert proxy.requests == {"PUT": 3}
+        assert get(driver, keys[:there]) == ["ok"] * there
 
 
 def test_a_deadline_for_a_batch_that_is_too_much(proxy: Proxy, tmp_path: Path) -> None:

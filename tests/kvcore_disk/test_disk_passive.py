@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from disk_place import CONTROL, account_locked, files, make_disk, opened
 
-from kvcore.api import STORED, Context, Item, ObjectKey, StorageError
+from kvcore.api import STORED, Context, Item, Loaded, ObjectKey, StorageError
 from kvcore.cli import main
 from kvcore.plugins import PluginSpec, Registry
 from kvcore.testing.driver import Driver
@@ -127,3 +127,16 @@ def test_it_is_not_passive_unless_told(tmp_path: Path) -> None:
     assert dataclasses.replace(Context(), passive=True).passive
     Driver(make_disk(tmp_path / "made")).__enter__().close()
     assert (tmp_path / "made" / CONTROL).is_dir()
+
+
+def test_engines_do_not_wait_for_it(tmp_path: Path) -> None:
+    """A scan of a million objects takes half a minute: it must not hold the lock that stores need, nor keep an index."""
+    fill(tmp_path, 20)
+    with passive(tmp_path) as driver:
+        with account_locked(tmp_path):  # what follows would wait for it, and a scan beside it is no harm
+            assert len(driver.entries()) == 20
+            assert driver.exists([key_of(3), key_of(99)]) == [True, False]
+            assert driver.load([item_of(3)]) == [Loaded(NBYTES)]
+        storage = driver.storage
+        assert isinstance(storage, DiskStorage)
+        assert not storage._index

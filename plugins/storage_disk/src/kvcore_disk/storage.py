@@ -87,11 +87,12 @@ class DiskStorage(BlockingStorage):
                 raise StorageError(f"{self._root}: {error.strerror}: {remedy}") from error
             self._log.warning("%s is not writable (%s): objects are loaded, none is stored", self._root, error.strerror)
         try:
+            if self._passive:  # no index, and nobody waits for the lock
+                self._set_capacity(self._counts()[0])
+                return
             with self._account.locked(OPEN_LOCK_S) if self._account is not None else contextlib.nullcontext():
-                held = self._rescan(self._account, report=True)
-                space = os.statvfs(self._root)
-                self._capacity = capacity_bytes(self._config.capacity, space.f_bavail * space.f_frsize, held)
-                if self._account is not None and not self._passive:
+                self._set_capacity(self._rescan(self._account, report=True))
+                if self._account is not None:
                     self._insist_on_direct(self._account)
                     self._make_room(0, self._account)
         except OSError as error:
@@ -141,16 +142,14 @@ class DiskStorage(BlockingStorage):
             raise StorageError(f"{self._root}: {error.strerror}") from error
 
     def list(self) -> Iterator[Entry]:
-        for found in scan(self._root, Foreign()):
+        foreign = Foreign()
+        for found in scan(self._root, foreign):
             yield Entry(found.key, found.nbytes, found.used_ns / 1e9)
+        if self._passive:
+            self._report(foreign)
 
     def usage(self) -> Usage:
-        account = self._account
-        if account is not None:
-            nbytes, objects = account.counts()
-            return Usage(nbytes, objects, self._capacity)
-        with self._lock:
-            return Usage(sum(self._index.values()), len(self._index), self._capacity)
+        return Usage(*self._counts(), self._capacity)
 
     def ping(self) -> None:
         try:
@@ -365,10 +364,8 @@ class DiskStorage(BlockingStorage):
         """Bring index and account in line with the directory; the bytes it holds. Under the account's lock."""
         foreign = Foreign()
         found = sorted(scan(self._root, foreign), key=lambda f: f.used_ns)
-        if foreign.count and report:
-            self._log.warning(
-                "%d foreign files in %s are left alone, such as %s", foreign.count, self._root, foreign.example
-            )
+        if report:
+            self._report(foreign)
         sizes = {f.key: occupied(f.nbytes) for f in found}
         with self._lock:
             gone = [k for k in self._index if k not in sizes]
@@ -381,9 +378,33 @@ class DiskStorage(BlockingStorage):
             account.recount(held, len(sizes))
         return held
 
+    def _report(self, foreign: Foreign) -> None:
+        if foreign.count:
+            self._log.warning(
+                "%d foreign files in %s are left alone, such as %s", foreign.count, self._root, foreign.example
+            )
+
+    def _counts(self) -> tuple[int, int]:
+        """Bytes and objects held."""
+        if self._account is not None:
+            return self._account.counts()
+        if self._passive:
+            nbytes = objects = 0
+            for found in scan(self._root, Foreign()):
+                nbytes, objects = nbytes + occupied(found.nbytes), objects + 1
+            return nbytes, objects
+        with self._lock:
+            return sum(self._index.values()), len(self._index)
+
+    def _set_capacity(self, held: int) -> None:
+        space = os.statvfs(self._root)
+        self._capacity = capacity_bytes(self._config.capacity, space.f_bavail * space.f_frsize, held)
+
     # -- the index ---------------------------------------------------------------------------------------------------
 
     def _know(self, key: ObjectKey, nbytes: int) -> None:
+        if self._passive:
+            return
         with self._lock:
             self._index[key] = nbytes
             self._policy.insert([key], [nbytes])

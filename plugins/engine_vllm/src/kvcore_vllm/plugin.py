@@ -1,5 +1,5 @@
-"""Engine `vllm`: the KV connector. Its options are keys of vLLM's `kv_connector_extra_config` and begin with `kvcore.` there
-(`kvcore.load`); any other key with that prefix is a value of kvcore's configuration (`kvcore.l1.size`)."""
+"""Engine `vllm`: the KV connector. Its options are keys of vLLM's `kv_connector_extra_config` and begin with `kvcore.`
+there (`kvcore.load`); any other key with that prefix is a value of kvcore's configuration (`kvcore.l1.size`)."""
 
 from kvcore.api import ApiVersion, Component, hookimpl
 

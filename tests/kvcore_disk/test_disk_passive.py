@@ -130,7 +130,7 @@ def test_it_is_not_passive_unless_told(tmp_path: Path) -> None:
 
 
 def test_engines_do_not_wait_for_it(tmp_path: Path) -> None:
-    """A scan of a million objects takes half a minute: it must not hold the lock that stores need, nor keep an index."""
+    """A scan of a million objects takes half a minute: it must not hold the lock of stores, nor keep an index."""
     fill(tmp_path, 20)
     with passive(tmp_path) as driver:
         with account_locked(tmp_path):  # what follows would wait for it, and a scan beside it is no harm

@@ -90,6 +90,20 @@ def test_keys_from_a_file(gateway: JuiceFS, tmp_path: Path, monkeypatch: pytest.
         pass
 
 
+def test_the_endpoint_of_the_environment_is_nixls_too(gateway: JuiceFS, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", gateway.endpoint)
+    with Driver(make_nixl(backend="obj", bucket=BUCKET, prefix="environment/")) as driver:
+        assert put(driver, 0) == STORED
+        assert get(driver, 0) == content(0, 100_000)
+
+
+def test_nixl_does_not_get_there(gateway: JuiceFS) -> None:
+    """boto3 does, so that only NIXL can tell."""
+    params = {"endpoint_override": f"http://127.0.0.1:{free_port()}"}
+    with pytest.raises(StorageError, match="NIXL cannot ask"), in_bucket(gateway.endpoint, params=params):
+        pass
+
+
 def test_secrets_stay_secret(gateway: JuiceFS, caplog: pytest.LogCaptureFixture) -> None:
     """In logs, errors and what the configuration shows; and the environment is as it was."""
     with caplog.at_level(logging.DEBUG, "kvcore"), in_bucket(gateway.endpoint, "secret/") as driver:

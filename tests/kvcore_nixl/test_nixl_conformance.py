@@ -26,7 +26,7 @@ class TestFiles(StorageConformance):
 
     several_instances = True
     options: ClassVar[dict[str, Any]] = {"direct": "on"}
-    model_examples = 3
+    model_examples = 8
 
     def make_storage(self, tmp_path: Path) -> NixlStorage:
         return make_nixl(path=str(tmp_path / "objects"), **self.options)

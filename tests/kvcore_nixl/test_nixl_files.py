@@ -192,6 +192,17 @@ def test_a_thousand_keys_every_third_missing(tmp_path: Path) -> None:
         assert sorted(e.nbytes for e in driver.entries()) == [4096 + i for i in stored]
 
 
+def test_the_callers_memory_is_let_go(tmp_path: Path) -> None:
+    """Not kept by arrays over it: the core reuses memory only when every view has been let go."""
+    with in_files(tmp_path) as driver:
+        item = source(make_key(0), content(0, 100_000), (4096,))
+        assert driver.store([item]) == [STORED]
+        room = Room(100_000, (4096,))
+        assert driver.load([room.item(make_key(0))]) == [Loaded(100_000)]
+        for view in (*item.buffers, *room.buffers):
+            view.release()
+
+
 # -- killed ----------------------------------------------------------------------------------------------------------
 
 WRITER = """

@@ -53,16 +53,17 @@ class Bucket:
     def nixl_params(self) -> dict[str, str]:
         """The parameters of NIXL's backend. They hold the access key: never to be shown."""
         config = self._config
+        endpoint = str(self._client.meta.endpoint_url)  # perhaps AWS_ENDPOINT_URL_S3's, of which NIXL does not know
         params = {
             "bucket": self._name,
             "region": self._region,
-            "scheme": "http" if config.endpoint and config.endpoint.startswith("http:") else "https",
+            "scheme": "http" if endpoint.startswith("http:") else "https",
             "use_virtual_addressing": "true" if config.addressing == "virtual" else "false",
             "req_checksum": config.checksum,
             "num_threads": str(config.threads),
         }
-        if config.endpoint:
-            params["endpoint_override"] = config.endpoint.rstrip("/")
+        if ".amazonaws." not in endpoint:
+            params["endpoint_override"] = endpoint.rstrip("/")
         if config.ca_bundle:
             params["ca_bundle"] = str(config.ca_bundle)
         key = self._credentials.get_frozen_credentials() if self._credentials is not None else None

@@ -69,10 +69,11 @@ class NixlConfig(PluginConfig):
     """`obj`: what the keys of all objects begin with."""
 
     endpoint: str | None = Field(default=None, pattern=r"^https?://[^/\s]+/?$")
-    """`obj`: the server, such as `http://10.0.0.1:9000`. Default: AWS."""
+    """`obj`: the server, such as `http://10.0.0.1:9000`. Default: what `AWS_ENDPOINT_URL_S3` or
+    the AWS configuration says, else AWS."""
 
     region: str | None = Field(default=None, min_length=1)
-    """`obj`: the region. Default: `AWS_REGION`, the profile's, or us-east-1."""
+    """`obj`: the region. Default: `AWS_DEFAULT_REGION`, the profile's, or us-east-1."""
 
     profile: str | None = Field(default=None, min_length=1)
     """`obj`: the profile of the AWS configuration files that has the access key. Default: what the AWS libraries find,

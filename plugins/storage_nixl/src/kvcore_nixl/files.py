@@ -201,6 +201,7 @@ class Files:
         try:
             return Unfinished(self._root, room, direct=direct)
         except FileNotFoundError:  # someone has tidied up
+            os.makedirs(self._root, 0o700, exist_ok=True)
             os.makedirs(f"{self._root}/{CONTROL}", 0o700, exist_ok=True)
             return Unfinished(self._root, room, direct=direct)
 

@@ -32,7 +32,7 @@ from kvcore.api import (
 from kvcore_nixl.agent import BACKENDS, Job, Piece
 from kvcore_nixl.bucket import Bucket
 from kvcore_nixl.config import NixlConfig
-from kvcore_nixl.lanes import Lanes, address
+from kvcore_nixl.lanes import Lane, Lanes, address
 from kvcore_nixl.memory import Buffers
 
 MAGIC = b"KVNIXL1\n"
@@ -63,6 +63,8 @@ class Objects:
         self._bucket.check()
         self._lanes = Lanes(BACKENDS["obj"], self._bucket.nixl_params(), self._log)
         self._lanes.open()
+        with self._lanes.lane() as lane:  # NIXL's way there is another than boto3's
+            lane.agent.find([f"{self._prefix}is-anyone-there"])
 
     def close(self) -> None:
         if self._lanes is not None:
@@ -122,7 +124,7 @@ class Objects:
                 place[: HEAD.size] = 0  # what an earlier call has left there must not be taken for an answer
             errors = lane.agent.move("READ", [self._job(i.key, m) for i, m in zip(items, memory, strict=True)])
             failed = [item.key for item, error in zip(items, errors, strict=True) if error]
-            there = dict(zip(failed, self._find(failed), strict=True))
+            there = dict(zip(failed, self._find(failed, lane), strict=True))
             return [
                 self._failed(there[item.key], error) if error else _open_envelope(item, place)
                 for item, place, error in zip(items, memory, errors, strict=True)
@@ -142,10 +144,10 @@ class Objects:
         ends = list(itertools.accumulate(i.nbytes + ENVELOPE_BYTES for i in items))
         return [memory[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
-    def _find(self, keys: Sequence[ObjectKey]) -> list[bool | None]:
+    def _find(self, keys: Sequence[ObjectKey], lane: Lane) -> list[bool | None]:
         """Whether each object is there; None: not to be had. NIXL calls a missing one an error like any other."""
         try:
-            return [*self.exists(keys)]
+            return [*lane.agent.find([self._name(key) for key in keys])] if keys else []
         except StorageError:
             return [None] * len(keys)
 

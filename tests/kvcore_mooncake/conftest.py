@@ -1,4 +1,4 @@
-"""All of it runs in a network of its own: Mooncake's clients listen on every address, whatever they are told."""
+"""Real pools run in a network of their own: Mooncake's clients listen on every address, whatever they are told."""
 
 import os
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def network() -> PrivateNetwork:
     return PrivateNetwork()
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def private() -> Iterator[None]:
     """Enters the private network. Without the right to make one, the tests run only when they are told to."""
     try:

@@ -14,18 +14,20 @@ from kvcore.testing import StorageConformance
 from kvcore.testing.driver import AnyStorage, Driver
 from kvcore_mooncake.storage import MooncakeStorage
 
-MASTER = "KVCORE_TEST_MOONCAKE_MASTER"
-"""Tells child processes of the suite where the master is."""
+pytestmark = pytest.mark.usefixtures("private")
+
+MASTER, ADMIN = "KVCORE_TEST_MOONCAKE_MASTER", "KVCORE_TEST_MOONCAKE_ADMIN"
+"""Tell child processes of the suite where the master is."""
 
 
 @pytest.fixture(scope="module")
 def raw(pool: Pool) -> Iterator[RawClient]:
     """Access past the storage."""
     client = RawClient(pool)
-    os.environ[MASTER] = pool.master.address
+    os.environ[MASTER], os.environ[ADMIN] = pool.master.address, pool.master.admin_address
     TestMooncakeConformance.raw = client
     yield client
-    del os.environ[MASTER]
+    del os.environ[MASTER], os.environ[ADMIN]
     client.close()
 
 
@@ -41,7 +43,8 @@ class TestMooncakeConformance(StorageConformance):
     """A pool evicts as it likes, so `Missing` is always right (`forgets`). What it holds lies in another process."""
 
     forgets = True
-    model_examples = 6
+    model_examples = 4
+    model_steps = 20
     model_shrinks = False
     raw: ClassVar[RawClient]
 
@@ -52,7 +55,7 @@ class TestMooncakeConformance(StorageConformance):
 
     def make_storage(self, tmp_path: Path) -> MooncakeStorage:
         place = hashlib.sha256(str(tmp_path).encode()).hexdigest()[:16]
-        return make_storage(os.environ[MASTER], key_prefix=f"{place}/")
+        return make_storage(os.environ[MASTER], admin_address=os.environ[ADMIN], key_prefix=f"{place}/")
 
     def raw_read(self, storage: AnyStorage, tmp_path: Path, key: ObjectKey) -> bytes:
         return self.raw.get(self.name(storage, key))

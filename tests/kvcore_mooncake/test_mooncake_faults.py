@@ -16,6 +16,8 @@ from kvcore.testing.driver import Driver
 from kvcore.testing.memory import Room, aligned
 from kvcore.testing.servers import free_port
 
+pytestmark = pytest.mark.usefixtures("private")
+
 CALL_S = 20.0
 """A call to a dead or frozen master or holder takes 2 to 5 s, by Mooncake's own deadlines."""
 QUICK_S = 5.0

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 from mooncake_place import MIB, Pool, RawClient, body, eventually, get, keys_of, names, put
 
-from kvcore.api import MISSING, Context, Failed, Item, Loaded, ObjectKey, Stored
+from kvcore.api import MISSING, Context, Entry, Failed, Item, Loaded, ObjectKey, StorageError, Stored
 from kvcore.testing.driver import Driver
 from kvcore.testing.memory import Room, aligned, content, make_key, source
+from kvcore.testing.servers import free_port
 from kvcore_mooncake.config import MooncakeConfig
 from kvcore_mooncake.session import Session
 from kvcore_mooncake.storage import MooncakeStorage
+
+pytestmark = pytest.mark.usefixtures("private")
 
 HEADER_BYTES = 4096
 
@@ -162,6 +165,36 @@ def test_keys_have_the_prefix(driver: Driver, raw: RawClient) -> None:
     key = make_key("prefix")
     put(driver, [key])
     assert raw.get(f"kvcore/{key.name}") == body(key)
+
+
+# -- what the master's HTTP port says --------------------------------------------------------------------------------
+
+
+def test_listing_leases_nothing_and_leaves_others_out(pool: Pool, raw: RawClient) -> None:
+    keys = keys_of(450)
+    raw.put("other/thing", b"x")
+    raw.put("kvcore/thing", b"x")
+    with pool.driver(admin_address=pool.master.admin_address) as driver:
+        assert set(put(driver, keys, 5000)) == {"stored"}
+        assert sorted(driver.entries()) == sorted(Entry(key, 5000) for key in keys)
+        assert raw.store.remove(names(driver, keys)[0]) == 0
+        assert len(driver.entries()) == 449
+        usage = driver.usage()
+        assert usage is not None
+        assert (usage.objects, usage.capacity_bytes) == (451, 256 * MIB)
+        assert 449 * 5000 <= usage.nbytes < 256 * MIB
+
+
+def test_without_the_http_port(pool: Pool, driver: Driver) -> None:
+    assert driver.usage() is None
+    with pytest.raises(NotImplementedError, match="set `admin_address`"):
+        driver.call("list")
+    for address, complaint in ((f"127.0.0.1:{free_port()}", "refused"), (pool.master.address, "does not answer")):
+        storage = pool.storage(admin_address=address)
+        with pytest.raises(StorageError, match=rf"{address} \(`admin_address`\).*{complaint}"):
+            storage.usage()
+        with pytest.raises(StorageError, match=complaint):
+            list(storage.list())
 
 
 # -- a pool that is full ---------------------------------------------------------------------------------------------

@@ -37,6 +37,12 @@ def _check_master(value: str) -> str:
     return value
 
 
+def _check_admin(value: str) -> str:
+    if value and host_and_port(value) is None:
+        raise ValueError(f"{value!r} is not the master's HTTP port: write HOST:PORT, such as 10.0.0.1:9003")
+    return value
+
+
 def _check_protocol(value: str) -> str:
     if not re.fullmatch("[a-z_]+", value.lower()):
         raise ValueError(f"{value!r} is not a protocol of Mooncake: write tcp, rdma, or another that your build has")
@@ -44,8 +50,8 @@ def _check_protocol(value: str) -> str:
 
 
 def _check_prefix(value: str) -> str:
-    if len(value) > 200 or not re.fullmatch(r"[!-~]*", value):
-        raise ValueError(f"{value!r} is not a key prefix: up to 200 printable ASCII characters without blanks")
+    if len(value) > 200 or not re.fullmatch(r"[A-Za-z0-9._:/@+=-]*", value):
+        raise ValueError(f"{value!r} is not a key prefix: up to 200 letters, digits and . _ : / @ + = - are")
     return value
 
 
@@ -54,6 +60,10 @@ class MooncakeConfig(PluginConfig):
 
     master_server_address: Annotated[str, AfterValidator(_check_master)] = ""
     """The master, `HOST:PORT`. Needed here or in the file."""
+
+    admin_address: Annotated[str, AfterValidator(_check_admin)] = ""
+    """The master's HTTP port (its `--metrics_port`, 9003 by default), `HOST:PORT`. With it `kvcore store` can list the
+    objects, and the pool's usage is known."""
 
     config_path: Path | None = None
     """A JSON configuration of Mooncake's for whatever is not set here. Without it, the file that the environment

@@ -1,19 +1,22 @@
 """The storage on Mooncake Store: objects in the memory of many machines, moved straight from and to the arena."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from kvcore.api import (
     STORED,
     BlockingStorage,
     Context,
+    Entry,
     Failed,
     Item,
     LoadOutcome,
     ObjectKey,
     StorageError,
     StoreOutcome,
+    Usage,
 )
+from kvcore_mooncake.admin import Admin
 from kvcore_mooncake.client import Client
 from kvcore_mooncake.config import MooncakeConfig, resolve
 from kvcore_mooncake.errors import ALREADY_EXISTS, OK, kind, words
@@ -30,9 +33,10 @@ class MooncakeStorage(BlockingStorage):
     """
 
     shared = True
+    max_object_bytes = None
+    preferred_concurrency = 2
     zero_copy = True
     evicts = True
-    preferred_concurrency = 2
 
     def __init__(self, config: MooncakeConfig, context: Context) -> None:
         self._config = config
@@ -90,6 +94,18 @@ class MooncakeStorage(BlockingStorage):
 
     def _names(self, keys: Sequence[ObjectKey]) -> list[str]:
         return [self._config.key_prefix + key.name for key in keys]
+
+    # What only the master's HTTP port can say. `list` comes last: it hides the built-in name.
+
+    def usage(self) -> Usage | None:
+        """With `admin_address`, that of the whole pool, others' objects included."""
+        return Admin(self._config.admin_address).usage() if self._config.admin_address else None
+
+    def list(self) -> Iterator[Entry]:
+        """With `admin_address`, every object under the key prefix."""
+        if not self._config.admin_address:
+            raise NotImplementedError("Mooncake's library cannot list: set `admin_address`")
+        return Admin(self._config.admin_address).entries(self._config.key_prefix)
 
 
 def _put(session: Session, names: list[str], parts: Sequence[Pieces]) -> list[StoreOutcome]:

@@ -44,9 +44,14 @@ class MooncakeMaster(Server):
         """For clients."""
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def admin_address(self) -> str:
+        """Its HTTP port."""
+        return f"127.0.0.1:{self._admin_port}"
+
     def segments(self) -> list[str]:
         """The names of the segments that it knows. Raises `OSError` when it does not answer."""
-        with urlopen(f"http://127.0.0.1:{self._admin_port}/get_all_segments", timeout=5) as answer:
+        with urlopen(f"http://{self.admin_address}/get_all_segments", timeout=5) as answer:
             text: str = answer.read().decode()
         return text.split()
 

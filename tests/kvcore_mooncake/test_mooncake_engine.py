@@ -1,0 +1,153 @@
+"""Through the core: a pool that loses its master or a holder costs hits and no request, and is used again by itself."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from mooncake_place import Pool, eventually, within
+
+from kvcore.engine import CacheEngine, GroupSpec, ModelSpec, Space, attach_arena
+
+pytestmark = pytest.mark.usefixtures("private")
+
+BLOCK = 64 << 10
+CHUNKS = 8
+EVERYTHING = list(range(1, CHUNKS + 1))
+
+
+def spec() -> ModelSpec:
+    group = GroupSpec(("a", "b"), (BLOCK, BLOCK))
+    return ModelSpec("test", "m", "w", "bfloat16", 2, "LBHNC", "CPU", "vec", 32, 1, (group,))
+
+
+def hashes(count: int = CHUNKS, start: int = 0) -> list[bytes]:
+    return [hashlib.sha256(f"chunk {i}".encode()).digest() for i in range(start, start + count)]
+
+
+def opened(tmp_path: Path, *pools: Pool, tier: str = "") -> CacheEngine:
+    """An engine over a tier for each pool, with a place of its own in it."""
+    config = tmp_path / "kvcore.yaml"
+    storage = "{{storage: {{plugin: mooncake, master_server_address: '{}', key_prefix: {}/{}/}}{}}}"
+    tiers = [storage.format(pool.master.address, tmp_path.name, i, tier) for i, pool in enumerate(pools)]
+    config.write_text(f"l1: {{size: 8MiB}}\nmin_object_size: 128KiB\nl2: [{', '.join(tiers)}]\n")
+    return CacheEngine.open(str(config))
+
+
+def publish(engine: CacheEngine, space: Space, keys: list[bytes]) -> None:
+    """Store chunks whose every byte is their index + 1; the tier has not got them yet."""
+    plan = engine.reserve(space, keys, 0, len(keys), [list(range(len(keys) * space.chunk_blocks))])
+    view = attach_arena(space.descriptor())
+    size = space.groups[0].nbytes
+    for copy in plan.copies:
+        view.buffer[copy.slot : copy.slot + size] = bytes([copy.blocks[0] // space.chunk_blocks + 1]) * size
+    view.close()
+    engine.publish(plan.id)
+
+
+def put(engine: CacheEngine, space: Space, keys: list[bytes]) -> None:
+    """The same, and wait until the tier has them."""
+    publish(engine, space, keys)
+    assert engine.drain() == 0
+
+
+def contents(engine: CacheEngine, space: Space, keys: list[bytes]) -> list[int]:
+    """First byte of each chunk that a lookup promises; all its bytes must be equal."""
+    lookup = engine.lookup(space, keys)
+    assert lookup.wait(10)
+    found = []
+    for copy in engine.retrieve(lookup, 0, [list(range(1000))]):
+        data = bytes(engine.manager.arena.buffer[copy.slot : copy.slot + space.groups[0].nbytes])
+        assert data == data[:1] * len(data)
+        found.append(data[0])
+    engine.release(lookup)
+    return found
+
+
+def is_used_again(engine: CacheEngine, space: Space) -> bool:
+    """What is stored now is found again. After a restart of the master the pool has no room until holders are back."""
+    engine.clear(space)
+    put(engine, space, hashes())
+    engine.clear(space)
+    return contents(engine, space, hashes()) == EVERYTHING
+
+
+def serves(engine: CacheEngine) -> bool:
+    return engine.stats()['kvcore_tier_open{tier="mooncake"}'] == 1
+
+
+@pytest.mark.parametrize("tier", ["", ", serde: [zstd]"], ids=["raw", "zstd"])
+def test_another_engine_finds_what_one_has_stored(pool: Pool, tmp_path: Path, tier: str) -> None:
+    one, two = opened(tmp_path, pool, tier=tier), opened(tmp_path, pool, tier=tier)
+    put(one, one.register(spec()), hashes())
+    space = two.register(spec())
+    assert contents(two, space, hashes()) == EVERYTHING
+    assert two.stats()['kvcore_hit_chunks_total{source="mooncake"}'] == CHUNKS
+    assert not two.stats().get('kvcore_miss_chunks_total{reason="corrupt"}')
+    one.close()
+    two.close()
+
+
+def test_two_tiers_are_told_of_the_arena(own_pool: Pool, tmp_path: Path) -> None:
+    engine = opened(tmp_path, own_pool, own_pool)
+    put(engine, engine.register(spec()), hashes())
+    for tier in engine.manager.tiers:
+        with tier.storage._client.session() as session:  # type: ignore[union-attr]
+            assert [region.end - region.start for region in session.regions] == [engine.manager.arena.size]
+    engine.close()
+
+
+def test_the_master_dies_in_the_middle(own_pool: Pool, tmp_path: Path) -> None:
+    """Requests go on, each in time; what was stored is forgotten with the master; then it is used again."""
+    engine = opened(tmp_path, own_pool)
+    space = engine.register(spec())
+    put(engine, space, hashes())
+    own_pool.master.kill()
+    for i in range(1, 5):
+        with within(15):  # the lookup's own limit is 2 s
+            assert contents(engine, space, hashes(start=100 * i)) == []
+        publish(engine, space, hashes(4, start=1000 * i))
+        assert contents(engine, space, hashes(4, start=1000 * i)) == [1, 2, 3, 4]
+    eventually(lambda: not serves(engine), 60)
+    own_pool.master.start()
+    eventually(lambda: serves(engine), 60)
+    eventually(lambda: is_used_again(engine, space), 60)
+    engine.close()
+
+
+def test_the_master_comes_after_the_engine(own_pool: Pool, tmp_path: Path) -> None:
+    own_pool.master.kill()
+    with within(20):
+        engine = opened(tmp_path, own_pool)
+    space = engine.register(spec())
+    publish(engine, space, hashes())
+    assert contents(engine, space, hashes()) == EVERYTHING
+    assert not serves(engine)
+    own_pool.master.start()
+    eventually(lambda: serves(engine), 60)
+    eventually(lambda: is_used_again(engine, space), 60)
+    engine.close()
+
+
+def test_a_frozen_holder_costs_hits_only(own_pool: Pool, tmp_path: Path) -> None:
+    """The tier's deadline is shorter than Mooncake's: calls are abandoned, and no slot is used again before they have
+    returned."""
+    engine = opened(tmp_path, own_pool, tier=", timeout: 500ms")
+    space = engine.register(spec())
+    put(engine, space, hashes())
+    engine.clear(space)
+    own_pool.holders[0].freeze()
+    with within(15):
+        assert contents(engine, space, hashes()) == []
+    for i in range(20):  # as many as L1 has room for, while the abandoned loads still have slots
+        publish(engine, space, hashes(2, start=100 * i))
+        assert contents(engine, space, hashes(2, start=100 * i)) in ([1, 2], [])
+    own_pool.holders[0].thaw()
+
+    def quarantined() -> float:
+        engine.manager.refresh_gauges()
+        return engine.stats()['kvcore_l1_bytes{state="quarantined"}']
+
+    eventually(lambda: quarantined() == 0)
+    for i in range(20):
+        assert contents(engine, space, hashes(2, start=100 * i)) in ([1, 2], [])
+    engine.close()

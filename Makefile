@@ -29,11 +29,13 @@ $(VENV)/.ready: requirements/dev.txt requirements/no-deps.txt requirements/vllm-
 	@echo "4/5 the tools"
 	@$(PIP) install -c constraints.txt -r requirements/dev.txt
 	@$(PIP) install --no-deps -c constraints.txt -r requirements/no-deps.txt
+	@sh requirements/debian.sh Mooncake libibverbs1 libnuma1 libcurl4
 	@echo "5/5 kvcore and its plugins, editable"
 	@$(PIP) install --no-deps --no-build-isolation $(addprefix -e ,$(PACKAGES))
 	@touch $@
 
-test: setup ## Run every test, real vLLM included
+test: setup ## Run every test, real servers and real vLLM included
+	@sh requirements/debian.sh "Ceph's S3 gateway" radosgw ceph-mon ceph-osd ceph-common
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-unit: setup ## Run the tests that need no engine

@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 from texts import same
 
+from kvcore.testing.servers import ServerError
+from kvcore.testing.servers.mooncake import mooncake_binary
+from kvcore.testing.servers.network import PrivateNetwork
+
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 NO_LEAKS = {"leases": 0, "staging": 0, "quarantined": 0, "plans": 0, "requests": 0}
@@ -32,6 +36,13 @@ def plain(run_child: Any) -> Any:
 
 @pytest.mark.parametrize("store", ["redis", "s3", "mooncake", "nixl"])
 def test_a_store_serves_a_restarted_engine(run_child: Any, plain: Any, store: str, tmp_path: Path) -> None:
+    if store == "mooncake":
+        try:
+            mooncake_binary("mooncake_master")
+            with PrivateNetwork():
+                pass
+        except ServerError as error:
+            pytest.skip(f"NOT TESTED: {error}")
     name = f'store_serves:{{"store": "{store}", "folder": "{tmp_path}"}}'
     judge(run_child(name)[name], plain)
 

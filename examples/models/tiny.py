@@ -4,7 +4,8 @@
 
 `tiny`: Llama, 4 layers of full attention, 2 KV heads (so it splits over two ranks).
 `swa`: Gemma 3 text, 6 layers of which two in three see a sliding window of 128 tokens.
-`llava`: a CLIP tower of 2 layers before `tiny`; an image of any size is 225 tokens (15 x 15 patches of 14 pixels).
+`idefics3`: `tiny` behind a vision tower of 2 layers; an image of any size is 225 tokens (15 x 15 patches of 14 pixels)
+between three that mark its place.
 Float32, a few MB each, the same bytes on every run. Needs torch, pillow and transformers >= 5, nothing from a
 model hub.
 OUTDIR/NAME appears whole or not at all; what is already there is kept.
@@ -22,15 +23,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
-    CLIPImageProcessorPil,
-    CLIPVisionConfig,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Idefics3Config,
+    Idefics3ForConditionalGeneration,
+    Idefics3ImageProcessorPil,
+    Idefics3Processor,
     LlamaConfig,
     LlamaForCausalLM,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    LlavaProcessor,
     PreTrainedTokenizerFast,
 )
 from transformers.utils.logging import disable_progress_bar
@@ -38,7 +38,8 @@ from transformers.utils.logging import disable_progress_bar
 TEXT = Path(__file__).resolve().parents[2] / "LICENSE"
 VOCABULARY = 1024
 POSITIONS = 8192
-IMAGE_TOKEN = VOCABULARY
+IMAGE_WORDS = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
+"""Tokens of `idefics3` beside the vocabulary, in this order."""
 IMAGE_PIXELS = 210
 PATCH_PIXELS = 14
 SHARED: dict[str, Any] = {
@@ -105,21 +106,23 @@ def swa() -> Gemma3ForCausalLM:
     )
 
 
-def llava() -> LlavaForConditionalGeneration:
-    vision = CLIPVisionConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=IMAGE_PIXELS,
-        patch_size=PATCH_PIXELS,
-    )
-    return LlavaForConditionalGeneration(
-        LlavaConfig(
+def idefics3() -> Idefics3ForConditionalGeneration:
+    vision = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": IMAGE_PIXELS,
+        "patch_size": PATCH_PIXELS,
+        "initializer_range": 0.06,
+    }
+    return Idefics3ForConditionalGeneration(
+        Idefics3Config(
             vision_config=vision,
-            text_config=llama(vocab_size=VOCABULARY + 1),
-            image_token_index=IMAGE_TOKEN,
-            image_seq_length=(IMAGE_PIXELS // PATCH_PIXELS) ** 2,
+            text_config=llama(vocab_size=VOCABULARY + len(IMAGE_WORDS)),
+            image_token_id=VOCABULARY,
+            pad_token_id=SHARED["pad_token_id"],
+            scale_factor=1,
             dtype="float32",
         )
     )
@@ -146,23 +149,17 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def processor() -> LlavaProcessor:
-    """What turns text and images into the inputs of `llava`: the tokenizer has `<image>` beside."""
-    pixels = {"height": IMAGE_PIXELS, "width": IMAGE_PIXELS}
-    with_image = tokenizer()
-    with_image.add_special_tokens({"additional_special_tokens": ["<image>"]})
-    assert with_image.convert_tokens_to_ids("<image>") == IMAGE_TOKEN
-    return LlavaProcessor(
-        CLIPImageProcessorPil(size=pixels, crop_size=pixels),
-        with_image,
-        patch_size=PATCH_PIXELS,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-    )
+def processor() -> Idefics3Processor:
+    """What turns text and images into the inputs of `idefics3`."""
+    with_images = tokenizer()
+    with_images.add_special_tokens({"additional_special_tokens": list(IMAGE_WORDS)})
+    edge = {"longest_edge": IMAGE_PIXELS}
+    images = Idefics3ImageProcessorPil(size=edge, max_image_size=edge, do_image_splitting=False)
+    return Idefics3Processor(images, with_images, image_seq_len=(IMAGE_PIXELS // PATCH_PIXELS) ** 2)
 
 
-MODELS: dict[str, Callable[[], Any]] = {"tiny": tiny, "swa": swa, "llava": llava}
-INPUTS: dict[str, Callable[[], Any]] = {"llava": processor}
+MODELS: dict[str, Callable[[], Any]] = {"tiny": tiny, "swa": swa, "idefics3": idefics3}
+INPUTS: dict[str, Callable[[], Any]] = {"idefics3": processor}
 
 if __name__ == "__main__":
     main()

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.config.multimodal import MultiModalConfig
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -53,6 +54,7 @@ def engine(**changes: Any) -> Any:
         "max_model_len": 100,
         "is_encoder_decoder": False,
         "is_diffusion": False,
+        "multimodal_config": None,
         "hf_config": SimpleNamespace(to_dict=lambda: {"rope": changes.pop("rope", "default")}),
     }
     for name in list(changes):
@@ -82,6 +84,14 @@ def test_supported(specs: tuple[KVCacheSpec, ...]) -> None:
         (engine(nnodes=2), [full()], "number of nodes of one engine size is 2"),
         (engine(is_encoder_decoder=True), [full()], "encoder-decoder"),
         (engine(calculate_kv_scales=True), [full()], "calculate_kv_scales"),
+        (
+            engine(
+                multimodal_config=MultiModalConfig(mm_processor_cache_gb=0),
+                enable_prefix_caching=False,
+            ),
+            [full()],
+            "names an image by a counter",
+        ),
         (engine(), [], "no KV cache"),
         (
             engine(),
@@ -132,6 +142,12 @@ def test_the_configuration_as_run_is_part_of_the_identity() -> None:
     short = model_spec.build_spec(engine(rope="longrope", max_model_len=10), caches(full()), {0: layout()}, {})
     long = model_spec.build_spec(engine(rope="longrope", max_model_len=99), caches(full()), {0: layout()}, {})
     assert short.extra["hf_config"] != long.extra["hf_config"]
+
+
+def test_the_way_from_an_image_to_pixels_is_part_of_the_identity() -> None:
+    text, other = (engine(multimodal_config=c) for c in (None, MultiModalConfig(mm_processor_kwargs={"resample": 0})))
+    specs = [model_spec.build_spec(config, caches(full()), {0: layout()}, {}) for config in (text, other)]
+    assert specs[0].extra["media"] == "" != specs[1].extra["media"]
 
 
 def test_ranks_must_be_complete_and_agree() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvcore.api import LayoutError
 from kvcore.engine import GroupSpec, ModelSpec, weights_fingerprint
-from kvcore_vllm import _compat
+from kvcore_vllm import _compat, media
 from kvcore_vllm.metadata import WorkerLayout
 
 _IGNORED_IN_CONFIG = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
@@ -81,6 +81,7 @@ def build_spec(
             "load_format": str(vllm_config.load_config.load_format),
             "hash": str(cache.prefix_caching_hash_algo),
             "hf_config": _config_digest(model),
+            "media": media.identity(model),
             **extra,
         },
     )
@@ -109,6 +110,8 @@ def _obstacles(vllm_config: Any, kv_cache_config: Any) -> "list[str]":
         )
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
         found.append("calculate_kv_scales makes the KV depend on the first request; give scales, or turn it off")
+    if unnamed := media.obstacle(vllm_config):
+        found.append(unnamed)
     if not groups:
         found.append("it has no KV cache")
         return found

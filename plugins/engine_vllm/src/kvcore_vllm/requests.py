@@ -14,7 +14,8 @@ class RequestState:
     """One request from its arrival to its end, preemptions included."""
 
     __slots__ = (
-        "base", "hashes", "hit_sources", "load_failed", "lookup", "request", "save_failures", "saved", "saves", "space",
+        "base", "hashes", "hit_sources", "load_failed", "loaded", "lookup", "request", "save_failures", "saved",
+        "saves", "space",
     )  # fmt: skip
 
     def __init__(self, request: Any, space: Space) -> None:
@@ -24,6 +25,8 @@ class RequestState:
         self.lookup: Lookup | None = None
         self.base = 0
         """Tokens that vLLM held itself when the lookup was last answered."""
+        self.loaded = False
+        """Some of its tokens were promised to vLLM."""
         self.load_failed = False
         """A load has failed: never offer a hit again, or vLLM may spin for ever."""
         self.saved = 0

@@ -138,7 +138,10 @@ class SchedulerHalf(Guarded):
                 self._drop_lookup(state)
             return
         ids = blocks.get_block_ids()
-        begin = state.base // self._block if state is not None else 0
+        begin = 0
+        if state is not None:
+            begin = state.base // self._block
+            state.loaded = True
         end = begin + -(-tokens // self._block)
         promised = frozenset(b for group in ids for b in group[begin:end] if b)
         copies: tuple[Any, ...] = ()
@@ -172,6 +175,7 @@ class SchedulerHalf(Guarded):
         """The orders of one step."""
         meta = Metadata(self.load_async, self.save_async, want_layout=not self._workers)
         meta.loads, self._loads = self._loads, []
+        self._keep_media(output)
         self._plan_step(output, meta)
         meta.held, self._held = self._held, []
         if meta.loads or meta.saves:
@@ -182,6 +186,15 @@ class SchedulerHalf(Guarded):
             next(iter(self._waiting.values())).wait(IDLE_WAIT_S)
             self._waited += time.perf_counter() - began
         return meta
+
+    @guarded(lambda: None)
+    def _keep_media(self, output: Any) -> None:
+        """vLLM withholds the images that a hit covers from the workers, which need them when a load fails, or after a
+        preemption when the hit is gone."""
+        for new in output.scheduled_new_reqs:
+            state = self._requests.get(new.req_id)
+            if state is not None and state.loaded:
+                new.mm_features = state.request.mm_features
 
     @guarded(lambda: None)
     def _plan_step(self, output: Any, meta: Metadata) -> None:

@@ -27,11 +27,19 @@ def load_nixl(log: logging.Logger) -> Any:
             continue
         finally:
             logging.raiseExceptions = raise_exceptions  # NIXL turns it off for the whole process
-        if "NIXL_LOG_LEVEL" not in os.environ:
-            logging.getLogger("nixl").setLevel(logging.WARNING)  # it greets on stdout, which belongs to the program
+        _quieten()
         _check_version(name, log)
         return module
     raise StorageError(f"NIXL is not installed ({'; '.join(failures)}): {_INSTALL}")
+
+
+def _quieten() -> None:
+    """Its Python part writes to stdout, which belongs to the program, and greets at each agent."""
+    if "NIXL_LOG_LEVEL" not in os.environ:
+        logger = logging.getLogger("nixl")
+        logger.handlers.clear()
+        logger.propagate = True
+        logger.setLevel(logging.ERROR)
 
 
 def _check_version(module: str, log: logging.Logger) -> None:

@@ -43,8 +43,8 @@ class TestMooncakeConformance(StorageConformance):
     """A pool evicts as it likes, so `Missing` is always right (`forgets`). What it holds lies in another process."""
 
     forgets = True
-    model_examples = 4
-    model_steps = 20
+    model_examples = 3  # each restart in it takes a second
+    model_steps = 16
     model_shrinks = False
     raw: ClassVar[RawClient]
 

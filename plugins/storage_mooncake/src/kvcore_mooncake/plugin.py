@@ -1,4 +1,4 @@
-"""The entry point: light until the storage is really made."""
+"""Storage `mooncake`: the memory of many machines as one pool, over TCP or RDMA; payloads move without a copy."""
 
 from kvcore.api import ApiVersion, Component, hookimpl
 

@@ -191,6 +191,7 @@ def test_a_lease_that_ran_out_is_an_error_for_the_holder_and_room_for_others(tmp
     with pytest.raises(LeaseError):
         engine.retrieve(lookup, 0, [list(range(4))])
     assert lookup.poll() == 0
+    assert engine.stats()['kvcore_miss_chunks_total{reason="lease_expired"}'] == 4
     assert not engine.renew(lookup)
     engine.release(lookup)
     plan = engine.reserve(space, hashes(2, "y"), 0, 2, [[0, 1]])

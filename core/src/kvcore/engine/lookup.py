@@ -68,8 +68,10 @@ class Lookup:
         if answer is None and time.perf_counter() > self._give_up:
             answer = self._stalled()
         if answer is not None and answer > self.first and not self.renew():
+            lost = answer - self.first  # counted as found, and no longer usable
             self.answer = answer = self.first
-            self._miss("lease_expired", len(self._hashes) - self.first)
+            self._miss("lease_expired", lost)
+            self._manager.metrics.add("miss_chunks", lost, "lease_expired")
             self.release()
         return answer
 

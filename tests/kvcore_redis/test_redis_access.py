@@ -17,13 +17,14 @@ from kvcore.testing.servers import ServerError
 from kvcore.testing.servers.redis import RedisServer
 
 SECRET = "hunter2"
+README = Path(__file__).parents[2] / "plugins" / "storage_redis" / "README.md"
 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """A server with a password, and a user who may only read."""
     with RedisServer(tmp_path_factory.mktemp("guarded"), password=SECRET) as server:
-        server.ask("ACL", "SETUSER", "reader", "on", ">read me", "~kvcore:*", "+get", "+exists", "+strlen")
+        server.ask("ACL", "SETUSER", "reader", "on", ">read me", "~kvcore:*", "+get", "+exists")
         server.ask("ACL", "SETUSER", "elsewhere", "on", f">{SECRET}", "~other:*", "+@all")
         yield server
 
@@ -99,6 +100,29 @@ def test_a_user_who_may_only_read(guarded: RedisServer) -> None:
                 reader.delete(keys)
             assert get(reader, keys) == ["ok"] * 3
             assert connections(reader) == 1
+
+
+def test_the_rights_that_the_readme_names_suffice(server: RedisServer, tmp_path: Path) -> None:
+    serving = ["+get", "+set", "+exists", "+unlink", "+ping"]
+    examining = ["+scan", "+strlen", "+object|idletime", "+dbsize", "+info"]
+    text = README.read_text()
+    assert f"`{' '.join(serving)}`" in text
+    assert f"`{' '.join(examining)}`" in text
+    keys = keys_of(3)
+    for rights in (serving, serving + examining):
+        server.ask("ACL", "SETUSER", "least", "reset", "on", ">pw", f"~{tmp_path}:*", *rights)
+        with opened(server.url, f"{tmp_path}:", username="least", password="pw") as driver:
+            put(driver, keys)
+            assert get(driver, keys) == ["ok"] * 3
+            assert driver.exists(keys) == [True] * 3
+            driver.call("ping")
+            if rights is serving:
+                with pytest.raises(StorageError, match="no permissions"):
+                    driver.entries()
+            else:
+                assert {entry.key for entry in driver.entries()} == set(keys)
+                assert driver.usage() is not None
+            driver.delete(keys)
 
 
 def test_a_password_that_is_changed(own: RedisServer, tmp_path: Path) -> None:

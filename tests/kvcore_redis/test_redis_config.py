@@ -1,6 +1,7 @@
 """Options: what is wrong is said at once, with the next step; a password is never shown."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,18 @@ def test_sizes_and_times_are_shown_with_units() -> None:
     shown = RedisConfig.model_validate({"ttl": "1h", "timeout": "500ms"}).model_dump(mode="json")
     assert (shown["ttl"], shown["timeout"], shown["connect_timeout"]) == ("3600s", "0.5s", "2s")
     assert shown["url"] == "redis://127.0.0.1:6379"
+
+
+README = Path(__file__).parents[2] / "plugins" / "storage_redis" / "README.md"
+
+
+def test_the_readme_has_every_option_and_valid_yaml(tmp_path: Path) -> None:
+    text = README.read_text()
+    rows = " ".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
+    assert [name for name in RedisConfig.model_fields if f"`{name}`" not in rows] == []
+    found = re.findall(r"```yaml\n(.*?)```", text, re.S)
+    assert len(found) == 2
+    for i, block in enumerate(found):
+        file = tmp_path / f"{i}.yaml"
+        file.write_text(block)
+        assert load_config(file, env={}, registry=Registry()).l2

@@ -5,7 +5,7 @@ import ssl
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvcore.api import StorageError
 from kvcore_redis.address import Endpoint
@@ -14,12 +14,14 @@ from kvcore_redis.resp import Reader, ReplyError, encode
 from kvcore_redis.stream import Lost, Stream, TLSStream, time_left
 from kvcore_redis.views import Part
 
-GROUP_BYTES = 4 << 20
-"""A pipeline goes out in groups of so many bytes, at most two of them unanswered: the server need not hold the values
-of a whole batch at once."""
+GROUP_BYTES = 1 << 20
+"""A pipeline goes out in groups of so many bytes, or of one larger object, at most two of them unanswered: the server
+need not hold the values of a whole batch at once, and they stay in its caches."""
 GROUP_COMMANDS = 256
 """Small commands, too: what is unanswered fits into the socket buffers, so that neither side waits for the other."""
 _ASKING = encode(b"ASKING")
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 15, socket.TCP_KEEPCNT: 4}
+"""Seconds, seconds, and tries: what stands between us and the server must not forget an idle connection."""
 
 Reply = bytes | int | ReplyError | None
 
@@ -107,13 +109,13 @@ class Connection:
 
 def connect(endpoint: Endpoint, settings: Settings, deadline: float) -> Connection:
     """A new connection. Raises `OSError` when the server cannot be reached, `StorageError` when it refuses us."""
-    limit = min(settings.connect_timeout_s, time_left(deadline))
-    sock = _open(endpoint, limit)
+    until = min(deadline, time.monotonic() + settings.connect_timeout_s)
+    sock = _reach(endpoint, until)
     if settings.tls is not None:
-        sock = _wrap(sock, endpoint, settings.tls, limit)
+        sock = _wrap(sock, endpoint, settings.tls, until)
     try:
         stream = Stream(sock) if settings.tls is None else TLSStream(sock)
-        stream.deadline = min(deadline, time.monotonic() + settings.connect_timeout_s)
+        stream.deadline = until
         connection = Connection(stream)
         _log_in(connection, endpoint, settings)
     except BlockingIOError:
@@ -125,28 +127,42 @@ def connect(endpoint: Endpoint, settings: Settings, deadline: float) -> Connecti
     return connection
 
 
-def _open(endpoint: Endpoint, timeout_s: float) -> socket.socket:
+def _reach(endpoint: Endpoint, until: float) -> socket.socket:
+    """Of the host's addresses the first that accepts; each gets an equal share of the time."""
+    places: Sequence[tuple[Any, ...]]
     if endpoint.is_unix:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        places = [(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", endpoint.host)]
+    else:
+        places = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    failure: OSError = ConnectionError("its name has no address")
+    for i, (family, kind, protocol, _, address) in enumerate(places):
+        sock = socket.socket(family, kind, protocol)
         try:
-            sock.settimeout(timeout_s)
-            sock.connect(endpoint.host)
-        except PermissionError:
+            sock.settimeout(time_left(until) / (len(places) - i))
+            sock.connect(address)
+            if not endpoint.is_unix:
+                _tune(sock)
+        except OSError as error:
             sock.close()
-            raise StorageError(f"{endpoint}: this user may not connect to the socket: give it write access") from None
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-    sock = socket.create_connection(endpoint, timeout_s)
+            failure = error
+        else:
+            return sock
+    if isinstance(failure, PermissionError):
+        raise StorageError(f"{endpoint}: this user may not connect to it: give it access to the socket")
+    raise failure
+
+
+def _tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    return sock
+    for option, value in _KEEPALIVE.items():
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _wrap(sock: socket.socket, endpoint: Endpoint, tls: ssl.SSLContext, timeout_s: float) -> ssl.SSLSocket:
-    sock.settimeout(timeout_s)
+def _wrap(sock: socket.socket, endpoint: Endpoint, tls: ssl.SSLContext, until: float) -> ssl.SSLSocket:
+    """Shake hands. The socket is closed when that fails."""
     try:
+        sock.settimeout(time_left(until))
         return tls.wrap_socket(sock, server_hostname=endpoint.host)
     except ssl.SSLCertVerificationError as error:
         raise StorageError(
@@ -157,6 +173,8 @@ def _wrap(sock: socket.socket, endpoint: Endpoint, tls: ssl.SSLContext, timeout_
     except ssl.SSLError as error:
         remedy = "is it a TLS port, and does it want a `tls_cert`?"
         raise StorageError(f"{endpoint}: no TLS handshake ({error.reason}): {remedy}") from error
+    finally:
+        sock.close()  # it has been detached when all went well
 
 
 def _log_in(connection: Connection, endpoint: Endpoint, settings: Settings) -> None:

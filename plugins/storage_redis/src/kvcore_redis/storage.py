@@ -23,7 +23,7 @@ from kvcore.api import (
     Usage,
 )
 from kvcore_redis.address import Endpoint
-from kvcore_redis.config import Login, RedisConfig, sentinel_login, server_login
+from kvcore_redis.config import RedisConfig, sentinel_login, server_login
 from kvcore_redis.connection import Command, Reply, Settings
 from kvcore_redis.control import Control, scan
 from kvcore_redis.node import Node
@@ -35,7 +35,7 @@ MAX_OBJECT_BYTES = 512 << 20
 """The longest string that Redis and Valkey take (`proto-max-bulk-len`)."""
 MAX_COUNTED = 100_000
 """With more keys in the database, `usage` would have to enumerate for too long."""
-_REFUSED_STORES = {"OOM": "full", "NOPERM": "read_only", "READONLY": "read_only", "MISCONF": "read_only"}
+_REFUSED_STORES = {"OOM": "full", **dict.fromkeys(("NOPERM", "READONLY", "MISCONF", "NOREPLICAS"), "read_only")}
 
 
 class RedisStorage(BlockingStorage):
@@ -181,7 +181,7 @@ class RedisStorage(BlockingStorage):
         if config.cluster:
             return Cluster(address.endpoints, login, self._control, make)
         if config.sentinel_master is not None:
-            sentinels: Login = sentinel_login(config)
+            sentinels = sentinel_login(config)
             sentinels.password()
             return Sentinel(config.sentinel_master, address.endpoints, sentinels, self._control, make)
         return Single(make(address.endpoints[0]))
@@ -193,10 +193,9 @@ class RedisStorage(BlockingStorage):
         (node,) = topology.route([name], deadline)
         if node is None:
             raise ConnectionError("no node of the cluster has its slot")
+        probes = [Command(name, (encode(b"EXISTS", name),)), Command(name, (encode(b"GET", name),), room=())]
         with node.connection(deadline) as connection:
-            replies = list(
-                connection.pipeline([Command(name, (encode(word, name),)) for word in (b"EXISTS", b"STRLEN")])
-            )
+            replies = list(connection.pipeline(probes))
         return next((reply for reply in replies if isinstance(reply, ReplyError)), None)
 
     def _nodes(self) -> Sequence[Node]:
@@ -264,7 +263,7 @@ def _explain(refusal: ReplyError) -> str:
     """The server's words, and the next step where there is one."""
     steps = {
         "OOM": "raise its maxmemory, or set its maxmemory-policy to allkeys-lru",
-        "NOPERM": "give the ACL user +get +set +exists +strlen +unlink on the keys of `prefix`",
+        "NOPERM": "give the ACL user +get +set +exists +unlink on the keys of `prefix`",
         "NOAUTH": "give `password_env` or `password_file`, and `username` where it is not `default`",
         "MOVED": "it is a node of a cluster: set `cluster: true`",
         "READONLY": "it is a replica: name the master, or the Sentinels with `sentinel_master`",

@@ -221,7 +221,8 @@ l1: {}
         "kvcore.yaml:10:12: l2[0].serde: must be a list (write [raw]), given 'raw'",
         "kvcore.yaml:11:5: l2[1].storage: is missing: Where the bytes are kept: a storage plugin.",
         "kvcore.yaml:11:5: l2[1].storge: no such option, given 'memory'; "
-        "allowed: capacity, eviction, name, promote, queue_size, serde, storage, timeout, write; did you mean 'storage'?",
+        "allowed: capacity, eviction, name, promote, queue_size, serde, storage, timeout, write; "
+        "did you mean 'storage'?",
         "kvcore.yaml:12:15: l2[2].storage: no storage plugin is named 'redis'.",
         "kvcore.yaml:12:31: l2[2].timeout: '2 parsecs' has no known unit of duration",
         "kvcore.yaml:13:9: hooks[0]: no hooks plugin is named 'nobody'.",

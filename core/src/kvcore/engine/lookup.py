@@ -178,9 +178,7 @@ class Lookup:
             if source:
                 there[g].add(i)
         end = self._usable(there)
-        needed = [
-            k for k, (g, i) in enumerate(missing) if i < end and sources[k] and self._in_window(g, i, end)
-        ]
+        needed = [k for k, (g, i) in enumerate(missing) if i < end and sources[k] and self._in_window(g, i, end)]
         fetch.lost(_NOT_ASKED, sum(not source for source in sources))
         await fetcher.load(fetch, [wants[k] for k in needed], [sources[k] for k in needed])
 

@@ -5,6 +5,7 @@ import os
 import socket
 import ssl
 import threading
+import time
 from types import TracebackType
 from typing import Self
 
@@ -29,6 +30,8 @@ class Proxy:
         """So many bytes of replies pass per connection, then it is cut."""
         self.cut_requests_after: int | None = None
         """The same for requests."""
+        self.reply_bytes_s: int | None = None
+        """So fast are replies passed on."""
         self.cuts_left = 1 << 30
         """How many connections are cut before all pass."""
         self._sockets: list[socket.socket] = []
@@ -74,7 +77,7 @@ class Proxy:
     def _pump(self, source: socket.socket, target: socket.socket, limit_name: str) -> None:
         passed = 0
         with contextlib.suppress(OSError, ValueError):
-            while data := source.recv(CHUNK_BYTES):
+            while data := source.recv(self._chunk(limit_name)):
                 limit = getattr(self, limit_name)
                 if limit is not None and passed + len(data) > limit and self._cut():
                     target.sendall(data[: limit - passed])
@@ -83,6 +86,12 @@ class Proxy:
                 passed += len(data)
         _end(source)
         _end(target)
+
+    def _chunk(self, limit_name: str) -> int:
+        if self.reply_bytes_s is None or limit_name != "cut_replies_after":
+            return CHUNK_BYTES
+        time.sleep(0.01)
+        return max(1, self.reply_bytes_s // 100)
 
     def _cut(self) -> bool:
         with self._lock:

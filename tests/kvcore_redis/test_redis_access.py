@@ -88,6 +88,14 @@ def test_a_password_that_nobody_asked_for(server: RedisServer) -> None:
     assert SECRET not in text
 
 
+def test_a_server_that_repeats_what_it_does_not_know(tmp_path: Path) -> None:
+    """Servers quote the arguments of an unknown command: here the password."""
+    with RedisServer(tmp_path, arguments=["--rename-command", "AUTH", "LOGIN"]) as server:
+        text = refusal(server.url, password=SECRET)
+        assert "unknown command 'AUTH'" in text
+        assert SECRET not in text
+
+
 def test_a_user_who_may_only_read(guarded: RedisServer) -> None:
     """Loads work, stores are refused as `read_only` and counted, the connection stays."""
     keys = keys_of(3)

@@ -207,6 +207,19 @@ def test_frozen_in_the_middle_of_a_value(server: RedisServer, tmp_path: Path) ->
             driver.close()
 
 
+def test_replies_that_trickle(server: RedisServer, tmp_path: Path) -> None:
+    """The time is that of the whole call: a server of which a little always comes does not hold it."""
+    keys = keys_of(3)
+    with Proxy(server.port) as proxy:
+        url = f"redis://127.0.0.1:{proxy.port}"
+        with opened(url, f"{tmp_path}:", timeout=f"{TIMEOUT_S}s", connect_timeout="5s") as driver:
+            put(driver, keys, 1_000_000)
+            proxy.reply_bytes_s = 100_000
+            with takes(TIMEOUT_S * 0.95, TIMEOUT_S):
+                assert get(driver, keys, 1_000_000) == ["timeout"] * 3
+            assert connections(driver) == 0
+
+
 def test_close_ends_calls_to_a_frozen_server(own: RedisServer) -> None:
     with opened(own.url, timeout="60s") as driver:
         put(driver, keys_of(1))

@@ -183,6 +183,19 @@ def test_a_thawed_holder_writes_nothing_late(two_holders: Pool) -> None:
         assert bytes(room) == bytes(len(room))
 
 
+def test_a_transfer_given_up_is_held_back(own_pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After 60 s the library gives up a transfer that may still write; the call must outlast it. Here: after 0 s."""
+    monkeypatch.setattr("kvcore_mooncake.session.GIVEN_UP_S", 0.0)
+    monkeypatch.setattr("kvcore_mooncake.session.SETTLE_S", 5.0)
+    keys = keys_of(1)
+    with own_pool.driver() as driver:
+        assert put(driver, keys) == ["stored"]
+        own_pool.holders[0].kill()
+        begun = time.monotonic()
+        assert get(driver, keys) == ["io"]
+        assert time.monotonic() - begun >= 5.0
+
+
 def test_closing_while_a_call_hangs(two_holders: Pool) -> None:
     """Closing under a call would end the process; so the call closes the client when it returns."""
     keys = keys_of(4)

@@ -50,10 +50,15 @@ class Session:
         codes = self._codes(self.store.batch_is_exist, names)
         there = [name for name, code in zip(names, codes, strict=True) if code == 1]
         found = self.store.batch_get_replica_desc(there) if there else {}  # it complains loudly of those that are not
-        return [
-            self._size(name, found) if code == 1 else NOT_FOUND if code == 0 else code
-            for name, code in zip(names, codes, strict=True)
-        ]
+        answers: list[int] = []
+        for name, code in zip(names, codes, strict=True):
+            answer = NOT_FOUND if code == 0 else code
+            if code == 1:  # once the master is silent, the others are not worth the wait
+                silent = bool(answers) and answers[-1] in MASTER_SILENT
+                answer = answers[-1] if silent else self._size(name, found)
+            answers.append(answer)
+        self._saw(not any(answer in MASTER_SILENT for answer in answers))
+        return answers
 
     def put(self, names: list[str], layout: Layout) -> list[int]:
         """Store objects from registered memory; a code each."""

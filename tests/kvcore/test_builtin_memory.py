@@ -5,19 +5,20 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from kvcore.api import Context, ObjectKey
-from kvcore.builtin.eviction_lru import LruPolicy
+from kvcore.api import Duration, ObjectKey, PluginConfig
 from kvcore.builtin.memory import MemoryStorage
 from kvcore.builtin.memory_config import MemoryConfig
-from kvcore.testing import StorageConformance
+from kvcore.testing import StorageConformance, context
 from kvcore.testing.driver import AnyStorage
 from kvcore.testing.memory import Room, make_key, source
 
 
 def make(capacity_bytes: int | None = None) -> MemoryStorage:
-    context = Context(make_eviction=lambda spec: {"lru": LruPolicy}[spec](None, None))
-    options = {"capacity": f"{capacity_bytes}B"} if capacity_bytes else {}
-    return MemoryStorage(MemoryConfig.model_validate(options), context)
+    return MemoryStorage(MemoryConfig(capacity=capacity_bytes), context())
+
+
+class Waits(PluginConfig):
+    pause: Duration
 
 
 class TestMemoryStorage(StorageConformance):
@@ -60,3 +61,23 @@ def test_options_have_units() -> None:
     assert MemoryConfig.model_validate({"capacity": "2GiB"}).capacity == 2 << 30
     with pytest.raises(ValidationError, match="unit"):
         MemoryConfig.model_validate({"capacity": "2"})
+
+
+def test_in_code_a_size_is_a_number_in_files_it_has_a_unit() -> None:
+    assert MemoryConfig(capacity=4096).capacity == 4096
+    assert MemoryConfig.model_validate({"capacity": "4KiB"}) == MemoryConfig(capacity=4096)
+    for wrong in (-1, 1 << 63, True, 1.5):
+        with pytest.raises(ValidationError, match="is not a size: write a number and a unit"):
+            MemoryConfig.model_validate({"capacity": wrong})
+    with pytest.raises(ValidationError, match="4096 is not a size: write a number and a unit"):
+        MemoryConfig.model_validate_json('{"capacity": 4096}')
+
+
+def test_in_code_a_duration_is_a_number_in_files_it_has_a_unit() -> None:
+    assert Waits(pause=2).pause == 2.0
+    assert Waits(pause=0.25) == Waits.model_validate_json('{"pause": "250ms"}')
+    for wrong in (-1, 1e12, float("nan"), float("inf"), True):
+        with pytest.raises(ValidationError, match="is not a duration: write a number and a unit"):
+            Waits.model_validate({"pause": wrong})
+    with pytest.raises(ValidationError, match="2 is not a duration: write a number and a unit"):
+        Waits.model_validate_json('{"pause": 2}')

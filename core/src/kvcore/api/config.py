@@ -4,25 +4,39 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationInfo, WithJsonSchema
 
-from kvcore.api.units import brief, format_size, parse_duration, parse_size
+from kvcore.api.units import MAX_DURATION_S, MAX_SIZE_BYTES, brief, format_size, parse_duration, parse_size
+
+
+def _size(value: object, info: ValidationInfo) -> int:
+    if info.mode == "python" and type(value) is int and 0 <= value <= MAX_SIZE_BYTES:  # files are checked as JSON
+        return value
+    return parse_size(value)
+
+
+def _duration(value: object, info: ValidationInfo) -> float:
+    in_code = info.mode == "python" and type(value) is not bool
+    if in_code and isinstance(value, int | float) and 0 <= value <= MAX_DURATION_S:
+        return float(value)
+    return parse_duration(value)
+
 
 Size = Annotated[
     int,
-    BeforeValidator(parse_size),
+    BeforeValidator(_size),
     PlainSerializer(lambda n: format_size(n).replace(" ", ""), return_type=str, when_used="json"),
     WithJsonSchema({"type": "string", "examples": ["8GiB", "500MB"]}),
 ]
-"""A size in bytes, written with a unit: `8GiB`."""
+"""A size in bytes. In a file it has a unit (`8GiB`); in Python code an `int` will do, too."""
 
 Duration = Annotated[
     float,
-    BeforeValidator(parse_duration),
+    BeforeValidator(_duration),
     PlainSerializer(lambda s: f"{s:g}s", return_type=str, when_used="json"),
     WithJsonSchema({"type": "string", "examples": ["200ms", "2s"]}),
 ]
-"""A time in seconds, written with a unit: `200ms`."""
+"""A time in seconds. In a file it has a unit (`200ms`); in Python code a number will do, too."""
 
 
 class PluginOf(NamedTuple):

@@ -1,17 +1,17 @@
 """The kit of plugin authors. Conformance suites: subclass one, give a factory, and know that your component keeps the
 contract.
 
-    from kvcore.testing import StorageConformance
+    from kvcore.testing import StorageConformance, context
 
     class TestAcmeStorage(StorageConformance):
         def make_storage(self, tmp_path):
-            return AcmeStorage(AcmeConfig(path=tmp_path), Context())
+            return AcmeStorage(AcmeConfig(path=tmp_path), context())
 
 They need `kvcore[testing]` (pytest and hypothesis) and nothing of the core but `kvcore.api`. kvcore's own built-ins and
 plugins pass the same suites.
 
-Beside them: `faulty` and `Faults` make any storage fail on purpose, `dist` and `installed` fake what is installed, and
-`kvcore.testing.servers` runs real servers.
+Beside them: `context` gives what a constructor takes beside its config, `faulty` and `Faults` make any storage fail on
+purpose, `dist` and `installed` fake what is installed, and `kvcore.testing.servers` runs real servers.
 
 The promise: a patch release of kvcore never adds a test that a correct component of the same API version could fail.
 New mandatory tests come only in minor versions and stand in the changelog; a new capability comes with a flag that is
@@ -22,6 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvcore.testing.contexts import context
     from kvcore.testing.distributions import dist, installed
     from kvcore.testing.eviction import EvictionConformance
     from kvcore.testing.fault_config import Faults
@@ -38,6 +39,7 @@ __all__ = [
     "SerdeConformance",
     "StorageConformance",
     "aligned",
+    "context",
     "dist",
     "faulty",
     "installed",
@@ -50,6 +52,7 @@ _HOMES = {
     "SerdeConformance": "serde",
     "StorageConformance": "storage",
     "aligned": "memory",
+    "context": "contexts",
     "dist": "distributions",
     "faulty": "faults",
     "installed": "distributions",

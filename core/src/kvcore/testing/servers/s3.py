@@ -5,21 +5,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 from kvcore.testing.servers.process import Server, ServerError, free_port
 
+Result = TypeVar("Result")
 ACCESS_KEY = "kvcore-test-access"
 SECRET_KEY = "kvcore-test-secret"  # noqa: S105 - of a server that lives for one test
 DOMAIN = "s3.test"
 """JuiceFS takes `BUCKET.s3.test` for the name of a bucket, where a client can be made to find it."""
 _ANSWER_S = 2.0
-_OSD_STARTS = 3
+_ATTEMPTS = 5
 _CEPH = ("ceph", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
 
 
@@ -160,13 +162,7 @@ class Radosgw:
         osd = str(uuid4())
         self._admin("ceph", "osd", "new", osd, "0")
         self._admin("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", osd)
-        for attempt in range(_OSD_STARTS):  # on a busy machine it may ask before it knows its cluster ("wrong fsid")
-            try:
-                self.osd.start()
-                break
-            except ServerError:
-                if attempt == _OSD_STARTS - 1:
-                    raise
+        _again(self.osd.start)
         self._admin("ceph", "osd", "crush", "add", "osd.0", "1.0", "root=default", "host=localhost")
         self.add_user(ACCESS_KEY, SECRET_KEY)
         self.gateway.start()
@@ -176,7 +172,7 @@ class Radosgw:
         return Server(program, command, ready=ready, folder=self._folder)
 
     def _admin(self, program: str, *arguments: str) -> str:
-        return _run([program, "-c", str(self._conf), *arguments])
+        return _again(lambda: _run([program, "-c", str(self._conf), *arguments]))
 
     def _says(self, *question: str, text: str = "") -> bool:
         try:
@@ -203,6 +199,20 @@ def _answers(port: int, path: str = "/") -> bool:
         return False
     finally:
         connection.close()
+
+
+def _again(call: Callable[[], Result]) -> Result:
+    """`call`, once more when Ceph refused it: on a busy machine its programs may ask before they know the cluster's id,
+    and are told "wrong fsid"."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            return call()
+        except ServerError as error:
+            refused = "EPERM" in str(error) or "not permitted" in str(error)
+            if not refused or attempt == _ATTEMPTS - 1:
+                raise
+        time.sleep(0.5)
+    raise AssertionError
 
 
 def _run(command: list[str]) -> str:

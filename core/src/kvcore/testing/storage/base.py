@@ -30,7 +30,10 @@ class StorageSuite:
         raise NotImplementedError("override make_storage(self, tmp_path) and return an unopened storage")
 
     def make_bounded(self, tmp_path: Path, capacity_bytes: int) -> AnyStorage | None:
-        """The same with a capacity of its own of `capacity_bytes`, or None when it has no such option."""
+        """The same with a capacity of its own of `capacity_bytes`, or None when it has no such option.
+
+        An option of type `Size` takes the number as it is: `AcmeConfig(capacity=capacity_bytes)`.
+        """
         return None
 
     def raw_read(self, storage: AnyStorage, tmp_path: Path, key: ObjectKey) -> bytes:

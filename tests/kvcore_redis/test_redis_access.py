@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import trustme
 from redis_place import connections, eventually, get, keys_of, kind, make_redis, opened, put
-from redis_proxy import Proxy
 
 from kvcore.api import StorageError
 from kvcore.testing.memory import source
 from kvcore.testing.servers import ServerError
+from kvcore.testing.servers.proxy import Proxy
 from kvcore.testing.servers.redis import RedisServer
 
 SECRET = "hunter2"

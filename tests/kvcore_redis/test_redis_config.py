@@ -101,7 +101,7 @@ def test_a_wrong_url_is_explained_without_its_password(url: str, text: str) -> N
         ({"prefix": ""}, "prefix"),
         ({"prefix": "two words"}, "prefix"),
         ({"ttl": "0s"}, "ttl"),
-        ({"ttl": 5}, "not a duration"),
+        ({"ttl": "5 parsecs"}, "no known unit"),
         ({"timeout": "0s"}, "timeout"),
         ({"connections": 0}, "connections"),
         ({"database": -1}, "database"),

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from redis_place import connections, eventually, get, keys_of, kind, make_redis, nodes, opened, put, takes
-from redis_proxy import Proxy
 
 from kvcore.api import Item, StorageError, Stored
 from kvcore.testing.driver import Driver
 from kvcore.testing.memory import Room, content, make_key, source
 from kvcore.testing.servers import free_port
+from kvcore.testing.servers.proxy import Proxy
 from kvcore.testing.servers.redis import RedisServer
 
 TIMEOUT_S = 0.5

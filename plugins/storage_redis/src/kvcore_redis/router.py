@@ -8,7 +8,7 @@ from kvcore.api import Failed, StorageError
 from kvcore_redis.connection import Command, Reply
 from kvcore_redis.node import Node
 from kvcore_redis.resp import ReplyError
-from kvcore_redis.stream import Lost
+from kvcore_redis.stream import Lost, reason
 from kvcore_redis.topology import Redirect, Topology
 
 HOPS = 4
@@ -109,5 +109,4 @@ def _failed(error: Exception, place: str = "") -> Failed:
         return Failed(str(error))
     if isinstance(error, TimeoutError):
         return Failed(f"{place}{error}", "timeout")
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return Failed(f"{place}{reason}")
+    return Failed(f"{place}{reason(error)}")

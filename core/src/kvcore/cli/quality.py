@@ -19,8 +19,9 @@ from packaging.requirements import Requirement
 from kvcore import __version__
 from kvcore.api import BlockingStorage, Storage
 from kvcore.api.hooks import Component
+from kvcore.cli.trial import make
 from kvcore.config.describe import options
-from kvcore.plugins import PluginInfo, Registry, registry_from_env
+from kvcore.plugins import PluginInfo, registry_from_env
 from kvcore.plugins.discover import normalize
 from kvcore.plugins.known import CORE
 
@@ -50,19 +51,25 @@ class Criterion(NamedTuple):
 
 
 def judge(kind: str, name: str) -> list[Criterion]:
-    """Every criterion of this plugin, in the order of the levels. Raises `PluginError` when it does not even load."""
+    """Every criterion of this plugin, in the order of the levels. Raises `PluginError` when it does not even load,
+    or cannot be made."""
     registry = registry_from_env()
     info = registry.find(kind, name)
+    component = made = None
     if kind == "hooks":
         registry.use_hooks([name])
-        component = None
     else:
         component = registry.component(kind, name)
-    found = [Criterion("bronze", "loads", True, "it imports, and its hooks, API version and options are accepted")]
+        made = make(registry, kind, name)
+    found = [
+        Criterion(
+            "bronze", "loads", True, "it imports, can be made, and its hooks, API version and options are accepted"
+        )
+    ]
     found += _package(info)
     if component is not None:
         found += _options(component)
-        found += _component(info, component, registry)
+        found += _component(info, component, made)
     return sorted(found, key=lambda c: LEVELS.index(c.level))
 
 
@@ -116,12 +123,12 @@ def _options(component: Component) -> Iterator[Criterion]:
     yield Criterion("bronze", "options", not bare, text)
 
 
-def _component(info: PluginInfo, component: Component, registry: Registry) -> Iterator[Criterion]:
-    """What the class declares and implements."""
+def _component(info: PluginInfo, component: Component, instance: Any) -> Iterator[Criterion]:
+    """What the class declares and implements. `instance` is None when it has options that must be given."""
     made = component.factory
     if info.kind in ("serde", "keys"):
         word = "tag" if info.kind == "serde" else "scheme"
-        value = str(getattr(_made(component, registry), word, ""))
+        value = str(getattr(made if instance is None else instance, word, ""))
         pattern = rf"{re.escape(info.name)}/\d+" if word == "tag" else r".+/\d+"
         text = (
             f"its tag is {info.name}/NUMBER, so that its frames are read when it is no longer configured"
@@ -152,13 +159,6 @@ def _declares(made: Any, trait: str) -> bool:
             if trait in vars(cls) or trait in getattr(code, "co_names", ()):
                 return True
     return False
-
-
-def _made(component: Component, registry: Registry) -> Any:
-    try:
-        return component.factory(component.config() if component.config else None, registry.context("quality"))
-    except Exception:  # it has options that must be given
-        return component.factory
 
 
 def _tests(dist: Distribution, package: str) -> Iterator[ast.Module]:

@@ -1,7 +1,9 @@
 """Passwords, ACL users, databases and TLS: what is wrong is said at `open`, without the password."""
 
+import re
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ from redis_place import connections, eventually, get, keys_of, kind, make_redis,
 
 from kvcore.api import StorageError
 from kvcore.testing.memory import source
-from kvcore.testing.servers import ServerError
+from kvcore.testing.servers import Server, ServerError, free_port, listens
 from kvcore.testing.servers.proxy import Proxy
 from kvcore.testing.servers.redis import RedisServer
 
@@ -36,6 +38,27 @@ def refusal(url: str, **options: object) -> str:
         storage.open()
     storage.close()
     return str(caught.value)
+
+
+# -- another kind of server ------------------------------------------------------------------------------------------
+
+
+def test_tls_to_a_port_without(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(server.url.replace("redis://", "rediss://"), connect_timeout="500ms", tls_verify="off"):
+        assert "no answer to the TLS handshake: is it a TLS port?" in caplog.text
+
+
+def test_a_server_that_is_not_redis(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(port)]
+    with Server("http", command, ready=lambda: listens(port), folder=tmp_path), opened(f"redis://127.0.0.1:{port}"):
+        assert re.search("expected a reply, got .*: is it a Redis server", caplog.text)
+
+
+def test_sentinels_that_are_none(server: RedisServer) -> None:
+    said = refusal(server.url, sentinel_master="mymaster")
+    assert "unknown command" in said
+    assert said.endswith(": name Sentinels, or leave out `sentinel_master`")
 
 
 # -- who we are ------------------------------------------------------------------------------------------------------

@@ -169,7 +169,9 @@ def _wrap(sock: socket.socket, endpoint: Endpoint, tls: ssl.SSLContext, until: f
             f"{endpoint}: its certificate is not accepted ({error.verify_message}): name the authority with `tls_ca`"
         ) from error
     except ssl.SSLEOFError as error:
-        raise Lost("closed during the TLS handshake") from error
+        raise Lost("closed during the TLS handshake: is it a TLS port?") from error
+    except TimeoutError as error:  # a server without TLS waits for the end of the line
+        raise TimeoutError("no answer to the TLS handshake: is it a TLS port?") from error
     except ssl.SSLError as error:
         remedy = "is it a TLS port, and does it want a `tls_cert`?"
         raise StorageError(f"{endpoint}: no TLS handshake ({error.reason}): {remedy}") from error

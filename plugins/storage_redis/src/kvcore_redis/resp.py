@@ -11,6 +11,7 @@ from kvcore_redis.views import drop, take
 
 BUFFER_BYTES = 4096
 _SCRATCH_BYTES = 1 << 20
+_KINDS = b"+-:$*"
 _PASSING = ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
 
 
@@ -120,6 +121,9 @@ class Reader:
                 scanned -= self._start
                 self._start, self._end = 0, kept
             self._end += self._source.receive(self._view[self._end :])
+            if self._buffer[self._start] not in _KINDS:  # seen before the line ends: other servers' lines may not
+                got = bytes(self._view[self._start : min(self._end, self._start + 40)])
+                raise ProtocolError(f"expected a reply, got {got!r}: is it a Redis server?")
         line = bytes(self._view[self._start : at])
         self._start = at + 2
         if self._start == self._end:

@@ -126,8 +126,12 @@ class Sentinel(Topology):
                 self._master.close()
 
     def _ask(self, sentinel: Endpoint, timeout_s: float) -> Endpoint:
-        with self._control.client(sentinel, self._login, timeout_s=timeout_s) as client:
-            reply: Any = ask(client, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._name)
+        try:
+            with self._control.client(sentinel, self._login, timeout_s=timeout_s) as client:
+                reply: Any = ask(client, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._name)
+        except StorageError as error:
+            hint = ": name Sentinels, or leave out `sentinel_master`" if "unknown command" in str(error) else ""
+            raise StorageError(f"{error}{hint}") from error
         if not reply:
             raise StorageError(f"the Sentinel {sentinel} knows no master {self._name!r}: correct `sentinel_master`")
         return Endpoint(_text(reply[0]), int(reply[1]))

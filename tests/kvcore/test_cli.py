@@ -232,7 +232,7 @@ def test_config_show_of_a_wrong_configuration(capsys):
     assert main(["config", "show", "--set", "l1.size=8", "--set", "x=1"]) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("kvcore: flag l1.size: l1.size: '8' is not a size")
+    assert err.startswith("kvcore: flag l1.size: '8' is not a size")
     assert main(["config", "show", "--set", "l1.size"]) == 1
     assert "write PATH=VALUE" in capsys.readouterr().err
 
@@ -263,7 +263,7 @@ def test_doctor_finds_what_is_wrong(acme, monkeypatch, capsys):
     assert "cannot be loaded" in errors["tier acme"]["text"]  # it forgets what it is given
     assert main(["doctor", "--set", "l1.size=8"]) == 1
     out = capsys.readouterr().out
-    assert "error   config: flag l1.size: l1.size: '8' is not a size" in out
+    assert "error   config: flag l1.size: '8' is not a size" in out
     assert "        -> " in out
 
 

@@ -377,6 +377,15 @@ def test_text_for_text_and_numbers_for_numbers(load):
     assert config.salt == "true"
 
 
+def test_a_number_beyond_its_bound_is_no_text(faults):
+    beyond = "must be less than or equal to 1, given 2"
+    yaml = "l2: [{storage: {plugin: faulty, storage: memory, error_rate: 2}}]"
+    assert [line.endswith(beyond) for line in faults(yaml)] == [True]
+    flags = {"l2[0].storage.error_rate": "2"}
+    assert faults(yaml.replace("2}}", "0}}"), flags=flags) == [f"flag l2[0].storage.error_rate: {beyond}"]
+    assert "must be less than or equal to 65535, given 70000" in faults(env={"KVCORE_METRICS_PORT": "70000"})[0]
+
+
 def test_flow_lists_and_null_in_the_environment(load):
     config = load(
         "metrics_port: 1", env={"KVCORE_L2": "[{storage: memory, timeout: 1s}]", "KVCORE_METRICS_PORT": "null"}
@@ -461,7 +470,7 @@ def itself() -> dict:
         ({"l1" + ".x" * 5000: 1}, "(10002 characters): is nested deeper than 32 levels"),
         ({"l2[" + "9" * 5000 + "]": 1}, "is no path: write it like"),
         ({5: 1}, "flag 5: 5 is no path: write it like"),
-        ({"salt": "\ud800"}, "flag salt: salt: is not valid Unicode text"),
+        ({"salt": "\ud800"}, "flag salt: is not valid Unicode text"),
         ({"l2": [{"name": "\ud800"}]}, "flag l2: holds text that is not valid Unicode text"),
     ],
 )
@@ -481,7 +490,8 @@ def test_faults_of_flags(faults):
     assert faults(flags={"l1..size": "1GiB"}) == [
         "flag l1..size: 'l1..size' is no path: write it like l1.size or l2[0].storage.path"
     ]
-    assert "flag l1.size: l1.size: 7 is not a size" in faults(flags={"l1.size": 7})[0]
+    assert "flag l1.size: 7 is not a size" in faults(flags={"l1.size": 7})[0]
+    assert faults(flags={"l1.sise": 7})[0].startswith("flag l1.sise: no such option, given 7; allowed: ")
     assert "keys is no list, so it has no entry 0" in faults("keys: {plugin: engine}", flags={"keys[0]": "x"})[0]
 
 

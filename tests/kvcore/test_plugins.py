@@ -304,6 +304,17 @@ def test_a_factory_that_fails(site):
     )
 
 
+def test_a_factory_that_fails_inside_others_is_named_once(site):
+    source = storage().replace("self.config, self.context = config, context", "raise OSError('no route')")
+    acme_in_two = {"storage": {"plugin": "faulty", "storage": {"plugin": "acme", "bucket": "b"}}}
+    with pytest.raises(PluginError) as caught:
+        acme(site, source).create("storage", PluginSpec("faulty", acme_in_two, "l2[1].storage"))
+    text = str(caught.value)
+    place = "l2[1].storage.storage.storage"
+    assert text.startswith(f"storage plugin 'acme' (kvcore-acme 1.0) failed to start ({place}): OSError: no route, at")
+    assert text.count("failed to start") == 1
+
+
 def test_a_factory_that_makes_something_else(site):
     with pytest.raises(PluginError, match="its factory made a dict, not a Storage or BlockingStorage"):
         acme(site, storage().replace("factory=Store", "factory=lambda a, b: {}")).create(

@@ -52,7 +52,8 @@ class Fault:
     text: str
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (self.place, self.path, self.text) if part)
+        path = "" if self.place == f"flag {self.path}" else self.path  # a flag is named by its path
+        return ": ".join(part for part in (self.place, path, self.text) if part)
 
 
 class InvalidConfigError(ConfigError):

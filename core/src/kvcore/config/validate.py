@@ -31,6 +31,8 @@ _TYPES = {
     "model_attributes_type": "must be a mapping",
     "path_type": "must be a path",
 }
+_BOUNDS = {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "multiple_of", "finite_number"}
+"""Errors of a value that is of the right type."""
 
 
 def validate(
@@ -65,10 +67,12 @@ def _parse(model: type[Model], data: Any, context: Mapping[str, Any] | None) -> 
 
 def _with_texts(data: Any, prefix: Path, tree: Tree, error: ValidationError) -> Any:
     data = json.loads(json.dumps(data, default=str))
+    wrong: dict[Path, set[str]] = {}
     for e in error.errors(include_url=False, include_input=False):
-        path = _real_path(e["loc"], data, e["type"] == "missing")
+        wrong.setdefault(_real_path(e["loc"], data, e["type"] == "missing"), set()).add(e["type"])
+    for path, kinds in wrong.items():
         text = tree.texts.get((*prefix, *path))
-        if text is not None and path:
+        if text is not None and path and not kinds <= _BOUNDS:
             holder = data
             for part in path[:-1]:
                 holder = holder[part]

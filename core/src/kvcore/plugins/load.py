@@ -20,6 +20,10 @@ FAILURES = (Exception, SystemExit)
 _HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("kvcore_"))
 
 
+class StartError(PluginError):
+    """A factory has failed."""
+
+
 def manager() -> pluggy.PluginManager:
     """A fresh manager with the hook specs. One per plugin: what failed leaves nothing behind."""
     pm = pluggy.PluginManager(CORE)

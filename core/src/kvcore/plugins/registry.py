@@ -135,8 +135,11 @@ class Registry:
         context = context if context is not None else self.context(spec.where)
         try:
             made = component.factory(config, context)
+        except loading.StartError:  # of what it asked its context for: that error has its own name and place
+            raise
         except loading.FAILURES as e:
-            raise loading.failure(candidate, f"failed to start ({spec.where or 'unnamed'})", e) from e
+            error = loading.failure(candidate, f"failed to start ({spec.where or 'unnamed'})", e)
+            raise loading.StartError(str(error)) from e
         if not isinstance(made, interface(kind)):
             names = " or ".join(c.__name__ for c in interface(kind))
             raise PluginError(f"{loading.describe(candidate)}: its factory made a {type(made).__name__}, not a {names}")

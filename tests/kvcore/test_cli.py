@@ -197,6 +197,44 @@ def test_config_check(tmp_path, capsys):
     assert found["faults"][0]["place"] == f"{bad}:1:12"
 
 
+def test_config_check_of_a_capacity_that_is_the_storages_own(tmp_path, capsys):
+    file = tmp_path / "kvcore.yaml"
+    file.write_text(
+        "l2:\n"
+        "- {storage: {plugin: memory, capacity: 1GiB}, capacity: 2GiB}\n"
+        "- {storage: {plugin: faulty, storage: {plugin: memory, capacity: 1GiB}}, capacity: 2GiB}\n"
+        "- {storage: memory, capacity: 2GiB}\n"
+    )
+    own = "the storage keeps to a capacity of its own, see the options of {}: leave this one out"
+    assert main(["config", "check", str(file)]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"{file}:2:57: l2[0].capacity: {own.format('l2[0].storage')}",
+        f"{file}:3:84: l2[1].capacity: {own.format('l2[1].storage')}",
+        f"{file}: 2 faults",
+    ]
+    assert main(["config", "check", str(file), "--set", "l2=[{storage: disk, capacity: 2GiB}]", "--json"]) == 1
+    [fault] = json.loads(capsys.readouterr().out)["faults"]
+    assert fault == {"place": "flag l2", "path": "l2[0].capacity", "text": own.format("l2[0].storage")}
+
+
+def test_config_check_notes_what_has_no_effect(tmp_path, capsys):
+    file = tmp_path / "kvcore.yaml"
+    file.write_text(
+        "l2:\n"
+        "- {storage: memory, write: none, promote: true}\n"
+        "- {storage: memory, eviction: lfu}\n"
+        "- {storage: memory, write: none}\n"
+        "- {storage: memory, promote: true, eviction: lfu, capacity: 1GiB}\n"
+    )
+    assert main(["config", "check", str(file)]) == 0
+    head, *notes = capsys.readouterr().out.splitlines()
+    assert head == f"{file}: no faults"
+    assert [note.partition(" has no effect ")[0] for note in notes] == [
+        f"note: {file}:2:43: l2[0].promote:",
+        f"note: {file}:3:31: l2[1].eviction:",
+    ]
+
+
 @pytest.mark.parametrize("make", ["directory", "absent", "text"])
 def test_config_check_of_what_is_no_configuration(tmp_path, capsys, make):
     path = tmp_path / "x"

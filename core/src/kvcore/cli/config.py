@@ -8,8 +8,6 @@ from kvcore.api.errors import ConfigError, PluginError
 from kvcore.cli.output import paint, print_json, table
 from kvcore.plugins import registry_from_env
 
-NO_TIER = "no l2 tier is configured: what leaves L1 is lost"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The actions of `kvcore config`."""
@@ -51,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     """JSON: {file, ok, faults: [{place, path, text}], notes: [text]}."""
     from kvcore.config import InvalidConfigError, load_config
+    from kvcore.config.advice import capacities, notes_on
 
     faults: list[dict[str, str]] = []
     notes: list[str] = []
@@ -58,7 +57,9 @@ def _check(args: argparse.Namespace) -> int:
     try:
         config = load_config(args.file, env=os.environ, flags=flags(args), registry=registry)
         registry.use_hooks(config.hooks)
-        notes = [] if config.l2 else [NO_TIER]
+        if wrong := capacities(config, registry):
+            raise InvalidConfigError(wrong)
+        notes = notes_on(config)
     except PluginError as e:
         text = str(e)
         faults = [{"place": args.file or "", "path": "hooks", "text": text}]

@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
 from kvcore.api.config import PluginConfig, PluginOf
 from kvcore.api.errors import PluginError
-from kvcore.config.model import Config
+from kvcore.config.model import OWN_CAPACITY, Config
 from kvcore.config.overlay import apply_environment, apply_flags
 from kvcore.config.tree import DEFAULT, Fault, InvalidConfigError, Path, Source, Tree, show
 from kvcore.config.validate import validate
@@ -77,6 +78,7 @@ class _Loader:
                     self._take("storage", tier, "storage", ("l2", i, "storage"))
                 for j, _ in _entries(tier.get("serde")):
                     self._take("serde", tier["serde"], j, ("l2", i, "serde", j))
+                self._check_capacity(i, tier)
         self._name_tiers(data)
         self._check_hooks(data)
         config = validate(Config, data, self._tree, self.faults, context={"specs": self._specs})
@@ -143,6 +145,16 @@ class _Loader:
                 names = (base if n == 1 else f"{base}-{n}" for n in count(1))
                 tier["name"] = next(name for name in names if name not in taken) if base else "unnamed"
                 taken[tier["name"]] = f"l2[{i}]"
+
+    def _check_capacity(self, i: int, tier: dict[str, Any]) -> None:
+        """Whether the storage's class says that it keeps to a capacity of its own; others say it when they are made."""
+        if tier.get("capacity") is None or type(tier.get("storage")) is not int:
+            return
+        with suppress(PluginError):  # it stands among the faults
+            factory = self._registry.component("storage", self._specs[tier["storage"]].plugin).factory
+            if getattr(factory, "evicts", False) is True:
+                path = ("l2", i, "capacity")
+                self._fault(self._tree.source(path), path, OWN_CAPACITY.format(show(("l2", i, "storage"))))
 
     def _check_hooks(self, data: dict[str, Any]) -> None:
         seen: set[str] = set()

@@ -33,6 +33,8 @@ def _spec(token: Any, info: ValidationInfo) -> PluginSpec:
 
 MIN_L1_BYTES = 1 << 20
 MAX_CHUNK_TOKENS = 1 << 20
+OWN_CAPACITY = "the storage keeps to a capacity of its own, see the options of {}: leave this one out"
+"""What is wrong with a tier's `capacity`; `{}` is the storage's path."""
 
 
 def _auto_size(value: Any) -> Any:

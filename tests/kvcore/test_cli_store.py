@@ -254,6 +254,25 @@ def test_rm_of_a_namespace_and_of_everything(tmp_path: Path, store: Callable[...
     assert (tmp_path / "a" / "notes.txt").read_text() == "mine"
 
 
+def test_rm_of_a_namespace_by_how_it_begins(tmp_path: Path, store: Callable[..., Answer], capsys: Any) -> None:
+    one, two = (bytes.fromhex(f"abcdef{i}0") + bytes(12) for i in (1, 2))
+    fill(tmp_path / "a", range(5), one)
+    fill(tmp_path / "b", range(3), two)
+    fill(tmp_path / "b", range(2), ONE)
+    assert main(["store", "rm", "--config", "kvcore.yaml", "--namespace", "abcdef", "--json"]) == 1
+    assert capsys.readouterr().err == (
+        "kvcore: rm: 2 namespaces begin with abcdef; nothing is deleted. Choose one: "
+        f"{one.hex()} (disk), {two.hex()} (b)\n"
+    )
+    assert main(["store", "rm", "--config", "kvcore.yaml", "--namespace", "abcdee"]) == 1
+    assert "no namespace begins with abcdee; see them with: kvcore store ls" in capsys.readouterr().err
+    assert len(contents(tmp_path / "a")) == len(contents(tmp_path / "b")) == 5
+    status, found, _ = store("rm", "--namespace", "abcdef2")
+    assert (status, [t["objects"] for t in found["tiers"]]) == (0, [{}, {"deleted": 3}])
+    assert store("rm", "--namespace", "abcdef", "--tier", "disk")[1]["tiers"][0]["objects"] == {"deleted": 5}
+    assert len(contents(tmp_path / "b")) == 2
+
+
 @pytest.mark.parametrize(("typed", "status"), [(b"yes\n", 0), (b"y\n", 1), (b"\x04", 1), (b"\x03", 130)])
 def test_rm_asks_on_a_terminal(tmp_path: Path, typed: bytes, status: int) -> None:
     fill(tmp_path / "a", range(3))
@@ -420,12 +439,27 @@ def test_beside_an_engine(tmp_path: Path, store: Callable[..., Answer]) -> None:
 def test_looking_makes_nothing(tmp_path: Path, store: Callable[..., Answer]) -> None:
     status, found, err = store("ls", "--tier", "disk")
     assert status == 1
-    assert "No such file or directory" in found["tiers"][0]["error"]
-    assert "No such file or directory" in err
+    missing = f"tier disk: nothing is stored yet: {tmp_path}/a does not exist. Is kvcore.yaml the engine's"
+    assert found["tiers"][0]["error"].startswith(missing)
+    assert f"kvcore: {missing}" in err
+    status, found, err = store("cp", "disk", "b", "--dry-run")
+    assert (status, found["error"].startswith(missing)) == (1, True)
     assert not (tmp_path / "a").exists()
     (tmp_path / "a").mkdir()
     assert store("ls", "--tier", "disk")[0] == 0
     assert not list((tmp_path / "a").iterdir())
+
+
+def test_nothing_stored_and_no_configuration_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KVCORE_L2", f"[{{storage: {{plugin: disk, path: {tmp_path}/none}}}}]")
+    assert main(["store", "ls", "--json"]) == 1
+    err = capsys.readouterr().err
+    assert err == (
+        f"kvcore: tier disk: nothing is stored yet: {tmp_path}/none does not exist. No configuration was given: name "
+        "the engine's with --config FILE or KVCORE_CONFIG\n"
+    )
 
 
 def test_large_objects_take_bounded_memory(tmp_path: Path) -> None:
@@ -692,7 +726,16 @@ def test_a_failing_batch_ends_the_others() -> None:
     [
         (["store"], 2, "ACTION"),
         (["store", "ls", "--namespace", "ab"], 2, "'ab' is no namespace: 32 characters of [0-9a-f]"),
-        (["store", "gc", "--unused-for", "30"], 2, "is not a duration"),
+        (
+            ["store", "rm", "--namespace", "abcde"],
+            2,
+            "'abcde' is no namespace: 32 characters of [0-9a-f], or the first 6",
+        ),
+        (["store", "gc", "--unused-for", "30"], 2, "is not a duration: write a number and a unit, such as 30d or 12h"),
+        (["store", "ls", "kvcore.yaml"], 2, "unrecognized arguments: kvcore.yaml (did you mean --config kvcore.yaml?)"),
+        (["bench", "l2", "my.yml"], 2, "unrecognized arguments: my.yml (did you mean --config my.yml?)"),
+        (["doctor", "--config", "my.yml"], 2, "--config (this command takes FILE without --config)"),
+        (["store", "ls", "disk"], 2, "unrecognized arguments: disk\n"),
         (["store", "rm", "--config", "kvcore.yaml"], 1, "rm: give either --namespace HEX or --all"),
         (["store", "rm", "--config", "kvcore.yaml", "--all", "--namespace", "ab" * 16], 1, "rm: give either"),
         (["store", "ls", "--config", "kvcore.yaml", "--tier", "c"], 1, "no tier is named 'c'; the tiers are disk, b"),

@@ -37,7 +37,9 @@ def run(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     try:
         parser, modules = _parser(next((a for a in arguments if not a.startswith("-")), None))
-        args = parser.parse_args(arguments)
+        args, unknown = parser.parse_known_args(arguments)
+        if unknown:
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown)}")
         if args.command is None:
             parser.print_help()
             return 2
@@ -53,6 +55,16 @@ def _run(arguments: list[str]) -> int:
         return 130
     except OSError as e:
         return os_error(e)
+
+
+def _meant(unknown: list[str]) -> str:
+    """Some commands take FILE, where it is all they are about, and others `--config FILE`."""
+    for word in unknown:
+        if word.partition("=")[0] == "--config":
+            return " (this command takes FILE without --config)"
+        if word.endswith((".yaml", ".yml")):
+            return f" (did you mean --config {word}?)"
+    return ""
 
 
 def _parser(command: str | None) -> tuple[argparse.ArgumentParser, dict[str, ModuleType]]:

@@ -1,6 +1,7 @@
 """The command line of `kvcore store`, and what its actions have in common: tiers one after the other, one result."""
 
 import argparse
+import re
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -14,7 +15,7 @@ from kvcore.cli.output import error, paint, print_json
 from kvcore.cli.store.copying import copy
 from kvcore.cli.store.listing import ls, show_stat, stat
 from kvcore.cli.store.opened import Source, VolatileError, chosen, opened, read_config
-from kvcore.cli.store.removing import rm
+from kvcore.cli.store.removing import PREFIX, namespace_of, rm
 from kvcore.cli.store.sweep import gc, verify
 from kvcore.l2.frames import Frames
 
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action.add_argument(
                 "--tier", action="append", default=[], metavar="NAME", help="only this tier; repeatable (default: all)"
             )
-        if name not in ("stat", "gc"):
+        if name not in ("stat", "gc", "rm"):
             action.add_argument(
                 "--namespace", metavar="HEX", type=_namespace, help="only this one, as `kvcore store ls` prints it"
             )
@@ -60,6 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.add_argument("--json", action="store_true", help="JSON on stdout")
     made["ls"].add_argument("--long", action="store_true", help="every object; with --json, one JSON object a line")
     made["verify"].add_argument("--delete", action="store_true", help="delete what is corrupt")
+    made["rm"].add_argument(
+        "--namespace", metavar="HEX", type=_prefix, help=f"only this one, or how it begins: {PREFIX} characters or more"
+    )
     made["rm"].add_argument("--all", action="store_true", help="everything")
     made["rm"].add_argument("--yes", action="store_true", help="do not ask before --all")
     made["gc"].add_argument("--versions", action="store_true", help="also objects of another format version")
@@ -86,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         target = read_config(args.to_config, {}) if args.to_config else source
         result = running.run(copy(args, source, target))
     else:
-        result = running.run(_each_tier(args, source))
+        result = running.run(_each_tier(args, source) if args.action != "rm" else _remove(args, source))
     if args.json and not getattr(args, "long", False):
         print_json(result)
     elif args.action == "stat":
@@ -109,11 +113,19 @@ async def _each_tier(args: argparse.Namespace, source: Source) -> dict[str, Any]
         except ConfigError:
             raise
         except KVCoreError as e:
-            result |= {"ok": False, "error": str(e)}
-            error(str(e))
+            text = source.told(e)
+            result |= {"ok": False, "error": text}
+            error(text)
         results.append(result)
         ok = ok and result.get("ok", True)
     return {"ok": ok, "tiers": results}
+
+
+async def _remove(args: argparse.Namespace, source: Source) -> dict[str, Any]:
+    """`rm`, once it is known which namespace is meant."""
+    if args.namespace is not None:
+        args.namespace = await namespace_of(args.namespace, chosen(source.config, args.tier), source)
+    return await _each_tier(args, source)
 
 
 def note(text: str) -> None:
@@ -131,8 +143,18 @@ def _namespace(text: str) -> bytes:
     return namespace
 
 
+def _prefix(text: str) -> str:
+    most = 2 * NAMESPACE_BYTES
+    if not re.fullmatch(rf"[0-9a-f]{{{PREFIX},{most}}}", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no namespace: {most} characters of [0-9a-f], or the first {PREFIX} or more"
+        )
+    return text
+
+
 def _duration(text: str) -> float:
     try:
         return parse_duration(text)
     except ValueError as e:
-        raise argparse.ArgumentTypeError(str(e)) from None
+        text = str(e).replace("200ms or 2s", "30d or 12h")  # what is usual here
+        raise argparse.ArgumentTypeError(text) from None

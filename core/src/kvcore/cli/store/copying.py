@@ -34,8 +34,8 @@ async def copy(args: argparse.Namespace, source: Source, target: Source) -> dict
             result["ok"] = not (tally["corrupt"] or tally["failed"])
             tally.show(f"{args.source} to {args.target}", dry_run=args.dry_run)
         except KVCoreError as e:
-            result["error"] = str(e)
-            progress.warn(f"{e}; copied so far: {tally}" if tally["copied"] else str(e))
+            result["error"] = text = source.told(e)
+            progress.warn(f"{text}; copied so far: {tally}" if tally["copied"] else text)
         except asyncio.CancelledError:
             progress.warn(f"interrupted; run it again to go on. So far: {tally}")
             raise

@@ -3,6 +3,7 @@
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from kvcore.api import ConfigError, KVCoreError, StorageError
@@ -19,11 +20,23 @@ class VolatileError(StorageError):
     """The tier's objects live in another process and end with it."""
 
 
+class NothingStored(StorageError):
+    """What would hold the tier's objects does not exist."""
+
+
 class Source(NamedTuple):
     """A configuration, and where its plugins come from."""
 
     config: Config
     registry: Registry
+
+    def told(self, error: KVCoreError) -> str:
+        """The text of an error, with what may be meant where nothing is stored."""
+        if not isinstance(error, NothingStored):
+            return str(error)
+        if self.config.file is None:
+            return f"{error}. No configuration was given: name the engine's with --config FILE or KVCORE_CONFIG"
+        return f"{error}. Is {self.config.file} the engine's configuration, and its path the engine's?"
 
 
 def read_config(path: str | None, flags: Mapping[str, str]) -> Source:
@@ -49,7 +62,8 @@ def chosen(config: Config, names: Sequence[str]) -> list[TierConfig]:
 async def opened(
     tier: TierConfig, registry: Registry, *, passive: bool = True, for_own_use: bool = False
 ) -> AsyncIterator[Frames]:
-    """The tier's frames. Raises `StorageError`, `PluginError` or `VolatileError`.
+    """The tier's frames. Raises `StorageError` (such as `VolatileError`, `NothingStored`) or
+    `PluginError`.
 
     Args:
         passive: see `Context`.
@@ -62,7 +76,12 @@ async def opened(
     threads = Threads("store-check", max(1, min(4, os.cpu_count() or 1)))
     try:
         frames = Frames(tier.name, storage, threads=threads, timeout_s=max(PATIENCE_S, tier.timeout))
-        await frames.open()
+        try:
+            await frames.open()
+        except StorageError as e:
+            if passive and (path := _absent(tier)) is not None:
+                raise NothingStored(f"tier {tier.name}: nothing is stored yet: {path} does not exist") from e
+            raise
         try:
             yield frames
         finally:
@@ -70,3 +89,13 @@ async def opened(
                 await frames.close()
     finally:
         threads.close()
+
+
+def _absent(tier: TierConfig) -> Path | None:
+    """The tier's path, when it has one and that does not exist."""
+    path = getattr(tier.storage.options, "path", None)
+    if isinstance(path, str | Path):
+        with suppress(OSError, RuntimeError, ValueError):  # also a home directory that is not known
+            whole = Path(path).expanduser().absolute()
+            return None if whole.exists() else whole
+    return None

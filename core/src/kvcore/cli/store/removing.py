@@ -4,17 +4,22 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from kvcore.api import ConfigError, Entry, KVCoreError, format_size
+from kvcore.api.keys import NAMESPACE_BYTES
 from kvcore.cli.output import error
 from kvcore.cli.progress import Progress
-from kvcore.cli.store.opened import Source
+from kvcore.cli.store.opened import Source, opened
 from kvcore.cli.store.tally import Tally
 from kvcore.cli.store.walk import entries_of, expected
+from kvcore.config import TierConfig
 from kvcore.l2.frames import Frames
 
 BATCH_OBJECTS = 250
+PREFIX = 6
+"""The fewest characters that may stand for a namespace."""
 
 
 class Remover:
@@ -34,6 +39,28 @@ class Remover:
             kept = set() if self._dry_run else set(await self._frames.delete([e.key for e in batch]))
             for entry in batch:
                 self._tally.add("kept" if entry.key in kept else "deleted", entry.nbytes, moved=self._first)
+
+
+async def namespace_of(prefix: str, tiers: Sequence[TierConfig], source: Source) -> bytes:
+    """The namespace that begins with `prefix`, the only one in all `tiers`: nobody means to delete two. Raises
+    `ConfigError`; a tier that cannot be examined holds none here, and deleting from it fails the same way."""
+    if len(prefix) == 2 * NAMESPACE_BYTES:
+        return bytes.fromhex(prefix)
+    found: dict[str, set[str]] = {}
+    for tier in tiers:
+        with suppress(KVCoreError):
+            async with opened(tier, source.registry) as frames:
+                async for entries in frames.entries():
+                    for entry in entries:
+                        name = entry.key.namespace.hex()
+                        if name.startswith(prefix):
+                            found.setdefault(name, set()).add(tier.name)
+    if len(found) == 1:
+        return bytes.fromhex(next(iter(found)))
+    if not found:
+        raise ConfigError(f"rm: no namespace begins with {prefix}; see them with: kvcore store ls")
+    each = ", ".join(f"{name} ({', '.join(sorted(where))})" for name, where in sorted(found.items()))
+    raise ConfigError(f"rm: {len(found)} namespaces begin with {prefix}; nothing is deleted. Choose one: {each}")
 
 
 async def rm(frames: Frames, args: argparse.Namespace, source: Source) -> dict[str, Any]:

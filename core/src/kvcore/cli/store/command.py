@@ -146,9 +146,8 @@ def _namespace(text: str) -> bytes:
 def _prefix(text: str) -> str:
     most = 2 * NAMESPACE_BYTES
     if not re.fullmatch(rf"[0-9a-f]{{{PREFIX},{most}}}", text):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no namespace: {most} characters of [0-9a-f], or the first {PREFIX} or more"
-        )
+        allowed = f"{most} characters of [0-9a-f], or the first {PREFIX} or more"
+        raise argparse.ArgumentTypeError(f"{text!r} is no namespace: {allowed}")
     return text
 
 

@@ -41,7 +41,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block)
             files += 1
-    assert files >= 14
+    assert files >= 16
     extra = {"serde": ["xor"], "eviction": ["oldest"], "keys": ["chain"], "hooks": ["observer", "readonly"]}
     with (root / "pyproject.toml").open("a") as toml:
         for kind, names in extra.items():
@@ -66,6 +66,14 @@ def test_the_guides_plugin_passes_its_own_tests(package: Path) -> None:
     done = run(package, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     assert " passed" in done.stdout
+
+
+def test_the_guides_files_are_as_the_linter_wants_them(package: Path) -> None:
+    """By the rules that new-plugin writes down."""
+    done = run(package, "ruff", "check", "--no-cache", "src", "tests")
+    assert done.returncode == 0, done.stdout
+    done = run(package, "ruff", "format", "--check", "--no-cache", "src", "tests")
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_guides_commands_work(package: Path) -> None:

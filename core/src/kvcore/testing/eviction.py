@@ -37,7 +37,7 @@ class EvictionConformance:
 
     class TestAcmePolicy(EvictionConformance):
         def make_policy(self):
-            return AcmePolicy(AcmeConfig(), Context())
+            return AcmePolicy(AcmeConfig(), context())
     """
 
     model_shrinks: ClassVar[bool] = True

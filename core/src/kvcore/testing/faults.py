@@ -1,6 +1,6 @@
 """A storage that fails on purpose, around any other one: `plugin: faulty` in YAML, `faulty(storage, ...)` in tests.
 
-storage = faulty(MemoryStorage(MemoryConfig(), Context()), Faults(error_rate=0.1, seed=7))
+storage = faulty(MemoryStorage(MemoryConfig(), context()), Faults(error_rate=0.1, seed=7))
 storage.faults = Faults()  # it has recovered
 """
 

@@ -35,7 +35,7 @@ class KeyGeneratorConformance:
 
     class TestAcmeKeys(KeyGeneratorConformance):
         def make_generator(self):
-            return AcmeKeys(AcmeConfig(), Context())
+            return AcmeKeys(AcmeConfig(), context())
     """
 
     def make_generator(self) -> KeyGenerator:

@@ -38,7 +38,7 @@ class SerdeConformance:
 
     class TestAcmeSerde(SerdeConformance):
         def make_serde(self):
-            return AcmeSerde(AcmeConfig(), Context())
+            return AcmeSerde(AcmeConfig(), context())
     """
 
     written_before: ClassVar[Sequence[tuple[bytes, bytes, ObjectLayout]]] = ()

@@ -15,7 +15,7 @@ class StorageConformance(RoundTripTests, TrafficTests, RestartTests, LimitTests,
 
     class TestAcmeStorage(StorageConformance):
         def make_storage(self, tmp_path):
-            return AcmeStorage(AcmeConfig(path=tmp_path), Context())
+            return AcmeStorage(AcmeConfig(path=tmp_path), context())
 
     `StorageSuite` documents what else can be given: a bounded storage, access past the API, flags. Tests that do not
     apply to a storage are skipped with the reason (`pytest -rs` prints it).

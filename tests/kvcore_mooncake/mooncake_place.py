@@ -10,6 +10,7 @@ from typing import Any, Self
 from kvcore.api import Context, Failed, Item, Loaded, Missing, ObjectKey
 from kvcore.testing.driver import Driver
 from kvcore.testing.memory import Room, content, make_key, source
+from kvcore.testing.servers import Server
 from kvcore.testing.servers.mooncake import MooncakeHolder, MooncakeMaster
 from kvcore_mooncake.config import MooncakeConfig
 from kvcore_mooncake.storage import MooncakeStorage
@@ -83,6 +84,13 @@ def get(driver: Driver, keys: Sequence[ObjectKey], nbytes: int = 100_000) -> lis
         outcome.kind if isinstance(outcome, Failed) else "missing" if isinstance(outcome, Missing) else "ok"
         for outcome in outcomes
     ]
+
+
+def freeze(server: Server) -> None:
+    """SIGSTOP, and wait until every thread has stopped."""
+    server.freeze()
+    tasks = Path(f"/proc/{server.pid}/task")
+    eventually(lambda: all(f.read_text().rpartition(")")[2].split()[0] == "T" for f in tasks.glob("*/stat")))
 
 
 def eventually(true: Callable[[], bool], timeout_s: float = 30.0) -> None:

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from mooncake_place import Pool, eventually, within
+from mooncake_place import Pool, eventually, freeze, within
 
 from kvcore.engine import CacheEngine, GroupSpec, ModelSpec, Space, attach_arena
 
@@ -63,11 +63,21 @@ def contents(engine: CacheEngine, space: Space, keys: list[bytes]) -> list[int]:
     return found
 
 
+def forget(engine: CacheEngine, space: Space) -> None:
+    """Nothing is left in L1, once a tier has let go of what it has stored."""
+
+    def is_empty() -> bool:
+        engine.clear(space)
+        return bool(engine.l1.usage()["objects"] == 0)
+
+    eventually(is_empty)
+
+
 def is_used_again(engine: CacheEngine, space: Space) -> bool:
     """What is stored now is found again. After a restart of the master the pool has no room until holders are back."""
-    engine.clear(space)
+    forget(engine, space)
     put(engine, space, hashes())
-    engine.clear(space)
+    forget(engine, space)
     return contents(engine, space, hashes()) == EVERYTHING
 
 
@@ -134,8 +144,8 @@ def test_a_frozen_holder_costs_hits_only(own_pool: Pool, tmp_path: Path) -> None
     engine = opened(tmp_path, own_pool, tier=", timeout: 500ms")
     space = engine.register(spec())
     put(engine, space, hashes())
-    engine.clear(space)
-    own_pool.holders[0].freeze()
+    forget(engine, space)
+    freeze(own_pool.holders[0])
     with within(15):
         assert contents(engine, space, hashes()) == []
     for i in range(20):  # as many as L1 has room for, while the abandoned loads still have slots

@@ -4,17 +4,31 @@ no fault holds the interpreter up, and everything comes back by itself."""
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from mooncake_place import MIB, Pool, RawClient, body, eventually, get, keys_of, make_storage, names, put, within
+from mooncake_place import (
+    MIB,
+    Pool,
+    RawClient,
+    body,
+    eventually,
+    freeze,
+    get,
+    keys_of,
+    make_storage,
+    names,
+    put,
+    within,
+)
 
 from kvcore.api import Failed, Item, StorageError, StorageUnavailable
 from kvcore.testing.driver import Driver
 from kvcore.testing.memory import Room, aligned
 from kvcore.testing.servers import free_port
+from kvcore.testing.servers.mooncake import MooncakeHolder
 
 pytestmark = pytest.mark.usefixtures("private")
 
@@ -66,7 +80,7 @@ def test_a_master_that_is_not_there_yet(own_pool: Pool) -> None:
 
 def test_a_master_that_is_frozen_at_open(own_pool: Pool) -> None:
     """It accepts connections: Mooncake's library would wait, and let no other thread run."""
-    own_pool.master.freeze()
+    freeze(own_pool.master)
     storage = own_pool.storage()
     with no_longer_than(1.5), within(QUICK_S), pytest.raises(StorageUnavailable, match="does not answer"):
         storage.open()
@@ -109,7 +123,7 @@ def test_master_frozen_and_thawed(own_pool: Pool) -> None:
     keys = keys_of(4)
     with own_pool.driver() as driver:
         assert put(driver, keys) == ["stored"] * 4
-        own_pool.master.freeze()
+        freeze(own_pool.master)
         with within(CALL_S), no_longer_than(1.5), pytest.raises(StorageError, match="did not answer in time"):
             driver.exists(keys)
         with within(QUICK_S), pytest.raises(StorageError, match="does not answer"):
@@ -143,8 +157,8 @@ def two_holders(private: None, tmp_path: Path) -> Iterator[Pool]:
         yield pool
 
 
-@pytest.mark.parametrize("how", ["kill", "freeze"])
-def test_one_of_two_holders_is_lost(two_holders: Pool, how: str) -> None:
+@pytest.mark.parametrize("how", [MooncakeHolder.kill, freeze], ids=["kill", "freeze"])
+def test_one_of_two_holders_is_lost(two_holders: Pool, how: Callable[[MooncakeHolder], None]) -> None:
     """Its objects fail, in time; those of the other holder load, though a frozen neighbour outlasts their lease."""
     keys = keys_of(24)
     with two_holders.driver() as driver:
@@ -153,7 +167,7 @@ def test_one_of_two_holders_is_lost(two_holders: Pool, how: str) -> None:
         places = [raw.places(name) for name in names(driver, keys)]
         raw.close()
         assert len({*map(tuple, places)}) == 2, "one holder has all of the 24 objects"
-        getattr(two_holders.holders[0], how)()
+        how(two_holders.holders[0])
         with within(CALL_S), no_longer_than(1.5):
             outcomes = get(driver, keys)
         by_place = {place: {o for o, p in zip(outcomes, places, strict=True) if p == [place]} for (place,) in places}
@@ -171,7 +185,7 @@ def test_a_thawed_holder_writes_nothing_late(two_holders: Pool) -> None:
         arena[: 4 * MIB] = body(key, 4 * MIB)
         driver.store([Item(key, [arena[: 4 * MIB]])])
         for holder in two_holders.holders:
-            holder.freeze()
+            freeze(holder)
         room = arena[4 * MIB :]
         with within(CALL_S):
             (outcome,) = driver.load([Item(key, [room])])
@@ -202,7 +216,7 @@ def test_closing_while_a_call_hangs(two_holders: Pool) -> None:
     with two_holders.driver() as driver:
         assert put(driver, keys) == ["stored"] * 4
         for holder in two_holders.holders:
-            holder.freeze()
+            freeze(holder)
         room = Room(100_000)
         call = driver.submit("load", [room.item(keys[0])])
         time.sleep(0.3)

@@ -438,18 +438,18 @@ def test_the_breaker_opens_probes_and_closes() -> None:
     now, changes = [0.0], list[tuple[bool, str]]()
     breaker = Breaker(lambda closed, cause: changes.append((closed, cause)), clock=lambda: now[0])
     for _ in range(FAILURES - 1):
-        breaker.failure("a")
-    breaker.success()
+        breaker.failure("load", "a")
+    breaker.success("load")
     for _ in range(FAILURES - 1):
-        breaker.failure("b")
+        breaker.failure("load", "b")
     assert breaker.closed  # only failures in a row count
     assert not breaker.allow_probe()
-    breaker.failure("c")
+    breaker.failure("load", "c")
     assert not breaker.closed
     assert changes == [(False, "c")]
     assert not breaker.allow_probe()
-    breaker.failure("under way when it opened")
-    breaker.success()
+    breaker.failure("load", "under way when it opened")
+    breaker.success("load")
     assert not breaker.closed
     now[0] += FIRST_PAUSE_S
     assert breaker.allow_probe()
@@ -476,7 +476,7 @@ def test_a_breaker_that_opens_again_soon_waits_longer() -> None:
     pauses = []
     for _ in range(4):  # its probes work, its work does not
         for _ in range(FAILURES):
-            breaker.failure("no")
+            breaker.failure("load", "no")
         pauses.append(breaker.pause_s)
         now[0] += breaker.pause_s
         assert breaker.allow_probe()
@@ -484,7 +484,7 @@ def test_a_breaker_that_opens_again_soon_waits_longer() -> None:
     assert pauses == [FIRST_PAUSE_S * 2**i for i in range(4)]
     now[0] += LONGEST_PAUSE_S
     for _ in range(FAILURES):
-        breaker.failure("no")
+        breaker.failure("load", "no")
     assert breaker.pause_s == FIRST_PAUSE_S
 
 
@@ -492,7 +492,7 @@ def test_a_lost_probe_is_followed_by_another() -> None:
     now = [0.0]
     breaker = Breaker(lambda closed, cause: None, clock=lambda: now[0])
     for _ in range(FAILURES):
-        breaker.failure("no")
+        breaker.failure("load", "no")
     for _ in range(3):
         now[0] += FIRST_PAUSE_S
         assert breaker.allow_probe()
@@ -710,7 +710,7 @@ def test_a_call_that_never_got_a_thread_lets_go_at_once() -> None:
     async def main() -> None:
         gate = Gate("exists")
         bench = Bench(DictStorage(gate), timeout_s=TIMEOUT_S)
-        bench.tier.breaker.failure = lambda cause: None  # not what this is about
+        bench.tier.breaker.failure = lambda op, cause: None  # not what this is about
         hung = [asyncio.ensure_future(bench.tier.exists([key(i)])) for i in range(2)]
         await until(lambda: gate.inside == 2)
         waiting = asyncio.ensure_future(bench.tier._calls._call(bench.storage.load, []))
@@ -815,7 +815,7 @@ def test_exhaustion_and_recovery() -> None:
     async def main() -> None:
         gate = Gate("load", "exists")
         bench = Bench(DictStorage(gate), timeout_s=TIMEOUT_S)
-        bench.tier.breaker.failure = lambda cause: None  # or it would spare the storage
+        bench.tier.breaker.failure = lambda op, cause: None  # or it would spare the storage
         loads = [await bench.tier.load([Transfer(key(i), payload(i), LAYOUT)]) for i in range(MAX_STUCK)]
         settled = [each.settled for each in loads]
         assert all(s is not None for s in settled)

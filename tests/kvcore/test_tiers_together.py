@@ -328,3 +328,182 @@ def test_a_store_that_is_not_there_at_the_start_is_used_once_it_is(
     put(engine, space, hashes(4, "later"))
     engine.drain()
     assert len(held(engine, 0)) == 4
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_store_that_takes_long_to_open_delays_the_start_for_a_while_only(
+    make: Any, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    monkeypatch.setattr("kvcore.l2.tier.START_S", 0.1)
+    if late:  # later than an open may take at all: the same call goes on, and is no second one
+        monkeypatch.setattr("kvcore.l2.blocking.OPEN_S", 0.2)
+    there, opens = threading.Event(), []
+    monkeypatch.setattr(MemoryStorage, "open", lambda self: (opens.append(self), there.wait(20)))
+    begun = time.monotonic()
+    engine, space = make("l2: [{name: late, storage: memory, timeout: 200ms}]\n")
+    assert time.monotonic() - begun < 5
+    put(engine, space, hashes(4))
+    time.sleep(1.5)
+    assert not engine.manager.tiers[0].breaker.closed
+    there.set()
+    until(lambda: engine.manager.tiers[0].breaker.closed, "it never opened")
+    assert len(opens) == 1
+
+
+# -- what one bad plugin costs the others ------------------------------------------------------------------------------
+
+
+def test_a_tier_whose_loads_are_slow_is_left_alone_though_it_answers(make: Any) -> None:
+    engine, space = make("lookup_timeout: 100ms\nl2: [{name: near, storage: memory}]\n")
+    keys = hashes(1)
+    put(engine, space, keys)
+    engine.drain()
+    tier = engine.manager.tiers[0]
+    real = tier.storage.load
+    tier.storage.load = lambda items: (time.sleep(0.3), real(items))[1]
+    for _ in range(4):
+        engine.clear(space)
+        asked(engine, space, keys)
+        time.sleep(0.3)
+    assert not tier.breaker.closed
+
+
+def test_a_hung_serde_stops_its_own_tier_only(make: Any) -> None:
+    engine, space = make(TWO.replace("{name: near,", "{name: near, timeout: 200ms, serde: [raw],"))
+    near, far = engine.manager.tiers
+    let_go = threading.Event()
+    near._encode = lambda *args: let_go.wait(20)
+    try:
+        for i in range(12):
+            put(engine, space, hashes(2, f"p{i}"))
+        until(lambda: len(held(engine, 1)) == 24, "the other tier was not written")
+        assert far.breaker.closed
+    finally:
+        let_go.set()
+
+
+def test_what_a_hung_load_holds_comes_from_the_next_tier(make: Any) -> None:
+    engine, space = make("lookup_timeout: 2s\nl2: [{name: near, storage: memory, timeout: 200ms}, {storage: memory}]\n")
+    keys = hashes(4)
+    put(engine, space, keys)
+    assert engine.drain() == 0
+    engine.clear(space)
+    let_go = threading.Event()
+    engine.manager.tiers[0].storage.load = lambda items: [Failed("late")] * (let_go.wait(20) * len(items))
+    try:
+        assert contents(engine, space, keys) == [1, 2, 3, 4]
+        assert engine.l1.usage()["staging"] == 0
+        assert engine.l1.usage()["quarantined"] > 0
+    finally:
+        let_go.set()
+    until(lambda: engine.l1.usage()["quarantined"] == 0, "slots were lost")
+
+
+def test_an_answer_without_a_truth_value_costs_its_own_tier_only(make: Any) -> None:
+    class Undecided:
+        def __bool__(self) -> bool:
+            raise TypeError("undecided")
+
+    engine, space = make(TWO)
+    put(engine, space, hashes(4))
+    assert engine.drain() == 0
+    engine.clear(space)
+    engine.manager.tiers[0].storage.exists = lambda keys: [Undecided()] * len(keys)
+    assert asked(engine, space, hashes(4))[0] == 4
+
+
+def test_a_serde_that_cannot_say_how_long_it_encodes_costs_its_own_tier_only(make: Any) -> None:
+    engine, space = make(TWO)
+    put(engine, space, hashes(4))
+    assert engine.drain() == 0
+    engine.clear(space)
+    engine.manager.tiers[0].codec.max_encoded_bytes = lambda nbytes: 1 // 0
+    assert asked(engine, space, hashes(4))[0] == 4
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_small_queue_still_takes_all_that_is_left_at_the_end(make: Any) -> None:
+    engine, space = make("l2: [{name: under, storage: memory, write: evicted, queue_size: 256KiB}]\n")
+    objects, kept = held(engine, 0), dict[ObjectKey, bytes]()
+    close = engine.manager.tiers[0].storage.close
+    engine.manager.tiers[0].storage.close = lambda: (kept.update(objects), close())
+    for i in range(10):
+        put(engine, space, hashes(4, f"p{i}"))
+    engine.close()
+    assert len(kept) == 40
+    assert count(engine, 'tier_dropped_total{tier="under",reason="queue_full"}') == 0
+
+
+def test_stores_that_overrun_their_deadline_count(make: Any) -> None:
+    engine, space = make("l2: [{name: t, storage: memory, capacity: 1MiB, timeout: 100ms}]\n")
+    storage = engine.manager.tiers[0].storage
+    real = storage.store
+    storage.store = lambda items: (time.sleep(0.3), real(items))[1]
+    engine.manager.tiers[0].breaker.failure = lambda op, cause: None
+    for i in range(8):
+        put(engine, space, hashes(2, f"p{i}"))
+        engine.drain()
+    storage.store = real
+    time.sleep(0.5)
+    for i in range(8):
+        put(engine, space, hashes(2, f"q{i}"))
+        engine.drain()
+    assert sum(map(len, held(engine, 0).values())) <= 1 << 20
+
+
+def test_a_lowered_capacity_is_reached_in_small_steps(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first: dict[ObjectKey, bytes] = {}
+    engine, space = make("l2: [{name: t, storage: memory}]\n")
+    for i in range(25):
+        put(engine, space, hashes(2, f"p{i}"))
+        engine.drain()
+    first.update(held(engine, 0))
+    engine.close()
+    monkeypatch.setattr("kvcore.l2.bounded.DELETED_AT_ONCE", 4)
+    monkeypatch.setattr(MemoryStorage, "open", lambda self: self._objects.update(first))
+    batches = []
+    real = MemoryStorage.delete
+    monkeypatch.setattr(MemoryStorage, "delete", lambda self, keys: (batches.append(len(keys)), real(self, keys)))
+    again, _ = make("l2: [{name: t, storage: memory, capacity: 1MiB}]\n")
+    until(lambda: sum(map(len, held(again, 0).values())) <= 1 << 20, "it stayed too full")
+    assert max(batches) == 4
+
+
+def test_concurrent_batches_and_one_larger_than_the_capacity_stay_within_it(make: Any) -> None:
+    engine, space = make("l2: [{name: t, storage: memory, capacity: 512KiB}]\n")
+    storage = engine.manager.tiers[0].storage
+    real, peak = storage.store, 0
+
+    def store(items: Any) -> Any:
+        nonlocal peak
+        outcomes = real(items)
+        peak = max(peak, sum(map(len, list(storage._objects.values()))))
+        return outcomes
+
+    storage.store = store
+    for i in range(6):
+        put(engine, space, hashes(8, f"p{i}"))
+    engine.drain()
+    assert 0 < peak <= 512 << 10
+
+
+@pytest.mark.parametrize("listing", ["slow", "raises"])
+def test_a_listing_that_takes_long_or_fails_does_not_stop_the_start(
+    make: Any, monkeypatch: pytest.MonkeyPatch, listing: str
+) -> None:
+    def entries(self: MemoryStorage) -> Iterator[Entry]:
+        if listing == "raises":
+            raise OSError("no listing today")
+        for i in range(10):
+            time.sleep(0.1)
+            yield Entry(ObjectKey(bytes(16), bytes([i]) * 32, 0), -1 if i == 3 else 100)
+
+    monkeypatch.setattr(MemoryStorage, "list", entries)
+    begun = time.monotonic()
+    engine, space = make("l2: [{name: t, storage: memory, capacity: 1MiB, timeout: 300ms}]\n")
+    assert time.monotonic() - begun < 0.9
+    put(engine, space, hashes(4))
+    engine.drain()
+    assert len(held(engine, 0)) == 4

@@ -162,9 +162,9 @@ class Fetcher:
             raise
         if loads.settled is not None:
             # The storage hangs and may still write into the slots: they come back when it has let go.
-            fetch.lost("timeout", len(mine))
+            self._l1.disown(lease)
             loads.settled.add_done_callback(lambda _: self._l1.finish_write(lease, ok=False))
-            return {}
+            return {obj.chunk_hash: "timeout" for obj in mine}
         reasons = {
             obj: outcome.kind if isinstance(outcome, Failed) else "evicted_from_tier"
             for obj, outcome in zip(mine, loads.outcomes, strict=True)

@@ -46,7 +46,7 @@ class StorageManager:
         self.closed = False
         self._decoders: dict[str, Serde | None] = {}
         self.loop = LoopThread("kvcore-io")
-        self.threads = Threads("kvcore-codec", max(1, min(4, os.cpu_count() or 1)))
+        self._codec_threads: list[Threads] = []
         self.tiers: list[Tier] = []
         self.arena: Arena | None = None
         self.layouts: dict[ObjectSpace, ObjectLayout] = {}
@@ -78,7 +78,8 @@ class StorageManager:
         except TimeoutError:
             logger.warning("a tier did not close in time: it is left behind")
         finally:
-            self.threads.close()
+            for threads in self._codec_threads:
+                threads.close()
             self.loop.close()
             if self.arena is not None:
                 self.arena.close()
@@ -130,11 +131,13 @@ class StorageManager:
             storage = self.create("storage", spec.storage)
             chain = [self.create("serde", s) for s in spec.serde]
             plain = [s for s in chain if s.tag != "raw/1"]  # identity: not worth a copy
+            threads = Threads("kvcore-codec", max(1, min(4, os.cpu_count() or 1)))  # its own: a serde may hang
+            self._codec_threads.append(threads)
             tier = Tier(
                 self._tier_name(spec),
                 storage,
                 Codec(plain, self._decoder),
-                threads=self.threads,
+                threads=threads,
                 timeout_s=spec.timeout,
                 metrics=self.metrics,
                 useful_s=self.config.lookup_timeout,

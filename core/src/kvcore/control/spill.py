@@ -15,7 +15,6 @@ from kvcore.l1 import L1, ObjectSpace
 FREE_SHARE = 0.1
 """The share of L1 that is kept free."""
 _STEP_BYTES = 32 << 20
-_IN_FLIGHT_BYTES = 128 << 20
 _WAIT_S = 0.01
 
 
@@ -57,10 +56,12 @@ class SpillController:
 
     async def _spill(self, short: Callable[[], int]) -> None:
         while (missing := short()) > 0 and any(t.breaker.closed for t in self._stores.spill_tiers):
-            if self._stores.spill_bytes > _IN_FLIGHT_BYTES:
+            # what is given up overshoots by less than an object; an empty queue takes one of any size
+            room = self._stores.spill_room - max((x.nbytes for x in self._layouts.values()), default=0)
+            if room <= 0 and self._stores.spill_bytes:
                 await asyncio.sleep(_WAIT_S)
                 continue
-            leases = self._l1.give_up(min(missing, _STEP_BYTES))
+            leases = self._l1.give_up(max(1, min(missing, _STEP_BYTES, room)))
             if not leases:
                 return
             for lease in leases:

@@ -84,6 +84,11 @@ class StoreController:
         """Bytes that L1 is giving up and that wait to be written."""
         return max((q.waiting_bytes for q in self._evicted), default=0)
 
+    @property
+    def spill_room(self) -> int:
+        """Bytes that every tier which takes what L1 gives up has room for in its queue."""
+        return min((q.policy.queue_bytes - q.waiting_bytes for q in self._evicted), default=0)
+
     def offer(self, objects: list[L1Object], lease: ReadLease, layout: ObjectLayout) -> None:
         """Write `objects` to the tiers that take everything, and then end `lease`. From any thread; returns at once."""
         self.loop.post(self._enqueue, self._all, objects, lease, layout)

@@ -295,6 +295,12 @@ class L1:
                             obj.readers += 1
             return published, self._read_lease(published if read else [])
 
+    def disown(self, lease: WriteLease) -> None:
+        """The copy does not end in time: its keys are free again, its slots only with `finish_write`."""
+        with self._lock:
+            if not lease.ended:
+                self._quarantine(lease)
+
     # -- housekeeping ------------------------------------------------------------------------------------------------
 
     def reap(self) -> tuple[int, int]:
@@ -316,11 +322,7 @@ class L1:
                     self._end_read(lease)
                 else:
                     writes += 1
-                    lease.ended = lease.expired = True
-                    for obj in lease.objects:
-                        del obj.space.staging[obj.chunk_hash]
-                        self.quarantined_bytes += obj.space.slot_bytes
-                    self.arena.bump([o.slot for o in lease.objects])
+                    self._quarantine(lease)
         return reads, writes
 
     @property
@@ -468,6 +470,13 @@ class L1:
             return [(space, objects) for space in self._spaces.values()]
         spaces = dict.fromkeys(o.space for o in objects)  # not a set: where slots lie must not depend on addresses
         return [(space, [o for o in objects if o.space is space]) for space in spaces]
+
+    def _quarantine(self, lease: WriteLease) -> None:
+        lease.ended = lease.expired = True
+        for obj in lease.objects:
+            del obj.space.staging[obj.chunk_hash]
+            self.quarantined_bytes += obj.space.slot_bytes
+        self.arena.bump([o.slot for o in lease.objects])
 
     def _unquarantine(self, lease: WriteLease) -> None:
         self.quarantined_bytes -= sum(o.space.slot_bytes for o in lease.objects)

@@ -1,8 +1,7 @@
 """Calls to a storage that holds no capacity of its own, kept within one."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 
 from kvcore.api import (
     BlockingStorage,
@@ -24,8 +23,11 @@ from kvcore.observe import logger
 
 LISTED_AT_ONCE = 1000
 """Objects per batch of a listing."""
+DELETED_AT_ONCE = 64
+"""Objects per call that makes room."""
 RELIST_S = 600.0
-"""How often the account of a shared storage is brought in line with what others did to it."""
+"""How often the account of a shared storage is brought in line with what others did to it, and a listing that failed
+is tried again."""
 
 
 class BoundedCalls(Calls):
@@ -48,6 +50,7 @@ class BoundedCalls(Calls):
         self._capacity = capacity
         self._on_evict = on_evict
         self._making_room = asyncio.Lock()
+        self._finished = asyncio.Event()
         self._counting: asyncio.Task[None] | None = None
 
     @property
@@ -57,15 +60,10 @@ class BoundedCalls(Calls):
     async def open(self) -> None:
         if self.storage.evicts:
             raise StorageError("it keeps to a capacity of its own: set `storage.capacity`, not the tier's `capacity`")
+        if type(self.storage).list in (Storage.list, BlockingStorage.list):
+            raise StorageError("it cannot list what it holds, so the tier cannot keep a `capacity`")
         await super().open()
-        listing = self.entries(LISTED_AT_ONCE)
-        try:
-            # The first batch at once, so that a storage that cannot list is found out here.
-            with suppress(StopAsyncIteration):
-                self._capacity.add(await anext(listing))
-        except NotImplementedError:
-            raise StorageError("it cannot list what it holds, so the tier cannot keep a `capacity`") from None
-        self._counting = asyncio.create_task(self._count(listing))
+        self._counting = asyncio.create_task(self._count())
 
     async def close(self) -> None:
         if self._counting is not None:
@@ -80,20 +78,40 @@ class BoundedCalls(Calls):
         return outcomes
 
     async def store(self, items: Sequence[Item]) -> list[StoreOutcome]:
-        capacity, nbytes = self._capacity, sum(i.nbytes for i in items)
-        async with self._making_room:
-            victims = capacity.victims(nbytes)
-            if victims:
-                await self.delete(victims)
-                self._on_evict(len(victims))
-            capacity.coming += nbytes
+        nbytes = sum(i.nbytes for i in items)
+        if nbytes > self._capacity.limit and len(items) > 1:
+            half = len(items) // 2
+            return [*await self.store(items[:half]), *await self.store(items[half:])]
+        await self._make_room(nbytes)
         try:
             outcomes = await super().store(items)
+        except Exception:  # it may have come to be, or come to be later
+            self._account(items)
+            raise
         finally:
-            capacity.coming -= nbytes
-        stored = [i for i, o in zip(items, outcomes, strict=True) if isinstance(o, Stored)]
-        capacity.add(Entry(i.key, i.nbytes) for i in reversed(stored))  # the head of a prefix goes last
+            self._capacity.coming -= nbytes
+            self._finished.set()
+        self._account([i for i, o in zip(items, outcomes, strict=True) if isinstance(o, Stored)])
         return outcomes
+
+    def _account(self, items: Sequence[Item]) -> None:
+        self._capacity.add(Entry(i.key, i.nbytes) for i in reversed(items))  # the head of a prefix goes last
+
+    async def _make_room(self, nbytes: int) -> None:
+        """Delete until `nbytes` more fit, and keep them free."""
+        capacity = self._capacity
+        async with self._making_room:
+            while capacity.over(nbytes) > 0:
+                victims = capacity.victims(nbytes)[:DELETED_AT_ONCE]
+                if victims:
+                    await self.delete(victims)
+                    self._on_evict(len(victims))
+                elif capacity.coming:
+                    self._finished.clear()
+                    await self._finished.wait()
+                else:
+                    break
+            capacity.coming += nbytes
 
     async def delete(self, keys: Sequence[ObjectKey]) -> None:
         await super().delete(keys)
@@ -102,18 +120,19 @@ class BoundedCalls(Calls):
     async def usage(self) -> Usage | None:
         return Usage(self._capacity.used, len(self._capacity), self._capacity.limit)
 
-    async def _count(self, listing: AsyncIterator[Sequence[Entry]]) -> None:
-        missing: set[ObjectKey] = set()
+    async def _count(self) -> None:
+        """Learn what is there, and of a shared storage, from time to time, what others did to it."""
         while True:
+            missing = self._capacity.known()
             try:
-                async for entries in listing:
+                async for entries in self.entries(LISTED_AT_ONCE):
                     self._capacity.add(entries)
                     missing.difference_update(entry.key for entry in entries)
                 self._capacity.remove(missing)  # known before the listing began, and not in it
+                await self._make_room(0)
             except Exception as error:
                 logger.warning("tier %s: listing failed, its account is not complete: %s", self._name, error)
-            if not self.storage.shared:
-                return
+            else:
+                if not self.storage.shared:
+                    return
             await asyncio.sleep(RELIST_S)
-            missing = self._capacity.known()
-            listing = self.entries(LISTED_AT_ONCE)

@@ -9,8 +9,9 @@ LONGEST_PAUSE_S = 60.0
 
 
 class Breaker:
-    """Opens after `FAILURES` failed or slow calls in a row. While it is open only probes go through, one per pause;
-    each that fails doubles the pause, and so does opening again soon after a probe. Used from one event loop.
+    """Opens after `FAILURES` failed or slow calls; a good one forgives the bad ones of its own operation only. While it
+    is open only probes go through, one per pause; each that fails doubles the pause, and so does opening again soon
+    after a probe. Used from one event loop.
 
     Args:
         on_change: called with True when the tier is used again, with False when it no longer is, and the last cause.
@@ -19,7 +20,7 @@ class Breaker:
     def __init__(self, on_change: Callable[[bool, str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._on_change = on_change
         self._clock = clock
-        self._failures = 0
+        self._failures: dict[str, int] = {}
         self._pause_s = FIRST_PAUSE_S
         self._retry_at: float | None = None  # None: closed
         self._closed_at = -LONGEST_PAUSE_S
@@ -49,20 +50,21 @@ class Breaker:
             return
         self._probing = False
         if ok:
-            self._failures, self._retry_at, self._closed_at = 0, None, self._clock()
+            self._retry_at, self._closed_at = None, self._clock()
+            self._failures.clear()
             self._on_change(True, cause)
         else:
             self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)
             self._retry_at = self._clock() + self._pause_s
 
-    def success(self) -> None:
-        """A call was answered in time, be it with a miss."""
-        self._failures = 0
+    def success(self, op: str) -> None:
+        """A call was answered in time, be it with a miss. It says nothing about the other operations."""
+        self._failures.pop(op, None)
 
-    def failure(self, cause: str) -> None:
+    def failure(self, op: str, cause: str) -> None:
         """A call failed, overran its deadline or was too slow."""
-        self._failures += 1
-        if self._failures >= FAILURES:
+        self._failures[op] = self._failures.get(op, 0) + 1
+        if sum(self._failures.values()) >= FAILURES:
             self.open(cause)
 
     def open(self, cause: str) -> None:

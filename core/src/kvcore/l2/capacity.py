@@ -29,7 +29,7 @@ class Capacity:
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Objects that the storage holds."""
-        new = {e.key: e.nbytes for e in entries if e.key not in self._sizes}
+        new = {e.key: e.nbytes for e in entries if _sound(e) and e.key not in self._sizes}
         self._sizes.update(new)
         self.used += sum(new.values())
         self._policy.insert(list(new), list(new.values()))
@@ -44,12 +44,16 @@ class Capacity:
         self.used -= sum(self._sizes.pop(k) for k in gone)
         self._policy.remove(gone)
 
+    def over(self, nbytes: int) -> int:
+        """By how many bytes `nbytes` more would not fit."""
+        return self.used + self.coming + nbytes - self.limit
+
     def victims(self, nbytes: int) -> list[ObjectKey]:
         """Whom to delete so that `nbytes` more fit; they count until they are removed, and are known until then.
 
         Fewer than needed when there is nobody left.
         """
-        over = self.used + self.coming + nbytes - self.limit
+        over = self.over(nbytes)
         if over <= 0:
             return []
         named = [k for k in self._policy.evict(over, _never) if k in self._sizes]
@@ -60,6 +64,11 @@ class Capacity:
     def known(self) -> set[ObjectKey]:
         """The keys now in the account."""
         return set(self._sizes)
+
+
+def _sound(entry: Entry) -> bool:
+    """What a plugin lists need not be."""
+    return isinstance(entry.key, ObjectKey) and isinstance(entry.nbytes, int) and entry.nbytes >= 0
 
 
 def _never(key: object) -> bool:

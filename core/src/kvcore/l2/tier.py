@@ -39,6 +39,9 @@ KEEP = ("version", "unknown_serde")
 ANSWERS = ("full", "too_large", "read_only", "corrupt")
 """Kinds of `Failed` that are a storage's answer: it works. Others (`io`, `timeout`) count against it."""
 _MAX_UNREADABLE = 1 << 16
+START_S = 10.0
+"""So long a start waits for a storage to open."""
+CLOSE_S = 5.0
 _PROBE = [ObjectKey(bytes(16), bytes(32), 0)]
 """A key that nobody stores."""
 
@@ -103,6 +106,7 @@ class Tier:
         self._opened = False
         self._memory: memoryview | None = None
         self._healing: asyncio.Task[None] | None = None
+        self._opening: asyncio.Task[None] | None = None
         self._metrics = metrics
         self._log = Throttle()
         self._slots = asyncio.Semaphore(max(1, storage.preferred_concurrency))
@@ -112,15 +116,29 @@ class Tier:
         metrics.set("tier_open", 1, name)
 
     async def open(self) -> None:
-        """Open the storage. Raises what the storage raises: at start, a fault is the user's to see. One that is only
-        unavailable is opened later."""
+        """Open the storage. Raises what the storage raises: at start, a fault is the user's to see.
+
+        One that is unavailable, or takes longer than a start may be delayed, is opened later.
+        """
+        self._opening = asyncio.create_task(self._open())
+        await asyncio.wait((self._opening,), timeout=START_S)
         try:
-            await self._open()
-        except StorageUnavailable as error:
+            if self._opening.done():
+                self._opening.result()
+            else:
+                self.breaker.open(f"it is still being opened after {START_S:g} s")
+        except (StorageUnavailable, DeadlineExceeded) as error:
             self.breaker.open(str(error))
 
     async def _open(self) -> None:
-        await self._calls.open()
+        """Runs to its end, however long the storage takes: it is never called again before."""
+        try:
+            await self._calls.open()
+        except DeadlineExceeded as error:
+            if error.settled is None:
+                raise
+            await asyncio.wait((error.settled,))
+            await asyncio.shield(error.settled)
         self._opened = True
         if self._memory is not None:
             self.register_memory(self._memory)
@@ -135,6 +153,9 @@ class Tier:
         """Close the storage; a fault is logged."""
         if self._healing is not None:
             self._healing.cancel()
+        if self._opening is not None and not self._opening.done():
+            await asyncio.wait((self._opening,), timeout=CLOSE_S)
+            self._opening.cancel()
         try:
             await self._calls.close()
         except Exception as error:
@@ -154,12 +175,12 @@ class Tier:
             return [False] * len(keys)
         try:
             answer = await self._calls.exists(keys, min(self._useful_s, self._timeout_s))
+            found = [bool(x) and k not in self._unreadable for k, x in zip(keys, answer, strict=True)]
         except Exception as error:
             self._failed("exists", len(keys), error)
             return [False] * len(keys)
-        self.breaker.success()
-        unreadable = self._unreadable
-        return [bool(x) and k not in unreadable for k, x in zip(keys, answer, strict=True)]
+        self.breaker.success("exists")
+        return found
 
     async def load(self, wanted: Sequence[Transfer]) -> Loads:
         """Bring objects into their payloads, checked and decoded."""
@@ -205,13 +226,22 @@ class Tier:
             return
         try:
             if not self._opened:
-                await self._open()
+                await self._reopen()
             await self._calls.ping()
             await self._calls.exists(_PROBE, min(self._useful_s, self._timeout_s))
         except Exception as error:
             self.breaker.probed(False, str(error) or repr(error))
         else:
             self.breaker.probed(True)
+
+    async def _reopen(self) -> None:
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.create_task(self._open())
+            self._opening.add_done_callback(_retrieve)
+        await asyncio.wait((self._opening,), timeout=self._timeout_s)
+        if not self._opening.done():
+            raise StorageUnavailable("it is still being opened")
+        self._opening.result()
 
     # -- loading -----------------------------------------------------------------------------------------------------
 
@@ -221,7 +251,10 @@ class Tier:
         # An asyncio storage may have handed the buffers to a thread that outlives its cancellation: such a thread
         # must never write into a slot that has been given to another object.
         in_place = self.codec.plain and (self.storage.zero_copy or isinstance(self.storage, BlockingStorage))
-        room = [self.codec.max_encoded_bytes(len(t.payload)) for t in wanted]
+        try:
+            room = [self.codec.max_encoded_bytes(len(t.payload)) for t in wanted]
+        except Exception as error:  # a serde's own bug
+            return Loads([Failed(f"its serde cannot say how long it encodes: {error!r}", "serde")] * len(wanted))
         staged = [] if in_place else [self._staging.take(n) for n in room]
         bodies = (
             [memoryview(b)[:n] for b, n in zip(staged, room, strict=True)] if staged else [t.payload for t in wanted]
@@ -326,16 +359,16 @@ class Tier:
         for transfer, page in zip(given, pages, strict=True):
             try:
                 data = self.codec.encode(transfer.key, transfer.payload, transfer.layout, page)
+                if data is not transfer.payload:
+                    # page-aligned, so that a direct write needs no copy of its own
+                    buffer = self._staging.take(max(1, len(data)))
+                    staged.append(buffer)
+                    body = memoryview(buffer)[: len(data)]
+                    body[:] = data
+                    data = body
             except Exception as error:  # a serde's own bug: this object is not stored, the tier is not to blame
                 bodies.append(Failed(f"encoding failed: {error!r}", "serde"))
                 continue
-            if data is not transfer.payload:
-                # page-aligned, so that a direct write needs no copy of its own
-                buffer = self._staging.take(len(data))
-                body = memoryview(buffer)[: len(data)]
-                body[:] = data
-                staged.append(buffer)
-                data = body
             bodies.append(data)
         return bodies, staged
 
@@ -354,11 +387,11 @@ class Tier:
     def _answered(self, op: str, outcomes: Sequence[LoadOutcome | StoreOutcome], seconds: float) -> None:
         failed = [o for o in outcomes if isinstance(o, Failed) and o.kind not in ANSWERS]
         if len(failed) == len(outcomes):
-            self.breaker.failure(failed[0].reason)
+            self.breaker.failure(op, failed[0].reason)
         elif seconds > self._useful_s:
-            self.breaker.failure(f"{op} took {seconds:.1f} s, a lookup waits {self._useful_s:g} s")
+            self.breaker.failure(op, f"{op} took {seconds:.1f} s, a lookup waits {self._useful_s:g} s")
         else:
-            self.breaker.success()
+            self.breaker.success(op)
 
     def _remember(self, keys: Iterable[ObjectKey]) -> None:
         if len(self._unreadable) < _MAX_UNREADABLE:
@@ -385,7 +418,7 @@ class Tier:
         kind = "timeout" if isinstance(error, DeadlineExceeded) else "error"
         self._metrics.add("tier_operations", count, self.name, op, kind)
         self._log.warning(f"{op} {kind}", f"tier {self.name}: {op} failed: {error or repr(error)}")
-        self.breaker.failure(str(error) or repr(error))
+        self.breaker.failure(op, str(error) or repr(error))
 
     def _evicted(self, count: int) -> None:
         self._metrics.add("tier_evicted", count, self.name)
@@ -406,3 +439,8 @@ class Tier:
         while not self.breaker.closed:
             await asyncio.sleep(max(self.breaker.pause_s, 0.01))
             await self.probe()
+
+
+def _retrieve(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled():
+        task.exception()  # the next probe says it; keep asyncio from logging it

@@ -50,7 +50,7 @@ MASTER = "10.0.0.1:50051"
         ("pin", "firm", "'none', 'soft' or 'hard'"),
         ("replica_num", 0, "greater than or equal to 1"),
         ("staging_size", "1KiB", "greater than or equal to"),
-        ("global_segment_size", 1024, "write a number and a unit"),
+        ("global_segment_size", "much", "write a number and a unit"),
         ("transfer_timeout", "100ms", "greater than or equal to 1"),
         ("rpc_timeout", "0s", "greater than 0"),
         ("segment_size", "1GiB", "Extra inputs are not permitted"),

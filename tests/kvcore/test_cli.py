@@ -1,6 +1,7 @@
 """The command line: what it prints, its exit status, and that no error is a traceback."""
 
 import json
+import logging
 import os
 import pty
 import socket
@@ -378,6 +379,102 @@ def test_doctor_fails_for_hooks_that_cannot_be_used(site, capsys, monkeypatch):
 def test_doctor_of_a_path_that_cannot_be(capsys, path):
     found = found_by_doctor(capsys, "l1.size=64MiB", f"l2=[{{storage: {{plugin: disk, path: {path}}}}}]", code=1)
     assert "error: " in found["tier disk"]
+
+
+SILENT = """
+import logging
+from kvcore.api import *
+from kvcore.builtin.memory import MemoryStorage
+class Config(PluginConfig):
+    when: str
+    capacity: Size | None = None
+    eviction: str = "lru"
+class Silent(MemoryStorage):
+    shared = True
+    def __init__(self, config, context):
+        super().__init__(config, context)
+        self.when, self.log = config.when, context.log
+    def open(self):
+        if self.when == "open": raise StorageUnavailable("192.0.2.1:7000 does not answer")
+        if self.when == "wrong": raise StorageError("no such bucket")
+        if self.when == "caused":
+            try: raise ConnectionRefusedError("refused")
+            except OSError as e: raise StorageError("192.0.2.1:7000 does not answer") from e
+        self.log.warning("192.0.2.1:7000 does not answer: requests go on without it")
+    def ping(self):
+        if self.when == "open": self.client.ping()
+        if self.when == "ping": raise StorageError("192.0.2.1:7000 does not answer")
+@hookimpl
+def kvcore_storage():
+    return Component(api=ApiVersion(1, 0), config=Config, factory=Silent)
+"""
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("when", "says", "does"),
+    [
+        ("open", "does not answer", "start it, or check host, port and firewall; then correct its options, or remove"),
+        ("caused", "does not answer", "start it, or check host, port and firewall; then correct"),
+        ("ping", "does not answer", "start it, or check host, port and firewall; then correct"),
+        ("wrong", "no such bucket", "correct its options, or remove the tier"),
+        ("never", "", ""),
+    ],
+)
+def test_doctor_of_a_server_that_does_not_answer(site, capsys, monkeypatch, when, says, does):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in a process of its own: what is logged is printed
+    monkeypatch.setattr("kvcore.cli.doctor._torch", lambda: iter(()))
+    monkeypatch.setattr("kvcore.cli.doctor._engines", lambda registry: iter(()))
+    monkeypatch.setenv("KVCORE_ALLOW_PLUGINS", "acme-silent")
+    dist(site, "acme-silent", {"kvcore.storage": {"silent": "fake_silent"}}, {"fake_silent": SILENT})
+    tier = f"l2=[{{storage: {{plugin: silent, when: {when}}}}}]"
+    assert main(["doctor", "--set", "l1.size=64MiB", "--set", tier]) == (when != "never")
+    out, err = capsys.readouterr()
+    assert err == ""
+    lines = [line.strip() for line in out.splitlines()]
+    if when == "never":
+        assert "note    tier silent: warns: 192.0.2.1:7000 does not answer: requests go on without it" in lines
+        return
+    [at] = [i for i, line in enumerate(lines) if line.startswith("error   tier silent: silent: ")]
+    assert says in lines[at]
+    assert lines[at + 1].startswith(f"-> {does}")
+    assert len([line for line in lines if "tier silent" in line]) == 1
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    "faults",
+    [
+        "operations: [store], fail_rate: 0.5",
+        "operations: [delete], error_rate: 0.5",
+        "operations: [load], fail_rate: 1",
+    ],
+)
+def test_doctor_leaves_nothing_of_its_speed_test(tmp_path, capsys, monkeypatch, faults):
+    monkeypatch.setattr("kvcore.cli.doctor._torch", lambda: iter(()))
+    monkeypatch.setattr("kvcore.cli.doctor._engines", lambda registry: iter(()))
+    inner = f"{{plugin: disk, path: {tmp_path}/store, capacity: 1GiB}}"
+    tier = f"l2=[{{storage: {{plugin: faulty, storage: {inner}, {faults}}}}}]"
+    found = found_by_doctor(capsys, "l1.size=64MiB", tier, code=0 if "delete" in faults else 1)
+    assert ("of 16 objects" in found.get("tier faulty", "")) == ("delete" not in faults)
+    assert (tmp_path / "store").is_dir()
+    assert not list((tmp_path / "store").glob("?/?/*"))
+
+
+@pytest.mark.usefixtures("quick")
+def test_doctor_names_what_it_had_to_leave(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("kvcore.cli.doctor._torch", lambda: iter(()))
+    monkeypatch.setattr("kvcore.cli.doctor._engines", lambda registry: iter(()))
+    inner = f"{{plugin: disk, path: {tmp_path}/store, capacity: 1GiB}}"
+    tier = f"l2=[{{storage: {{plugin: faulty, storage: {inner}, operations: [delete], error_rate: 1}}}}]"
+    found = found_by_doctor(capsys, "l1.size=64MiB", tier, code=1)
+    left = {path.name.partition("-")[0] for path in (tmp_path / "store").glob("?/?/*")}
+    (namespace,) = left
+    assert namespace.startswith(b"kvcore.doctor".hex())
+    assert (
+        f"16 objects of this test cannot be deleted -> kvcore store rm --tier faulty --namespace {namespace}"
+        in (found["tier faulty"])
+    )
 
 
 @pytest.mark.usefixtures("quick")

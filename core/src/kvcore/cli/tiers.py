@@ -1,25 +1,23 @@
 """A tier opened, probed and timed, for `kvcore doctor`. What the probe stores it deletes again."""
 
-import asyncio
+import logging
 import os
-import random
-import secrets
-import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from kvcore.api import KVCoreError, Loaded, ObjectKey, ObjectLayout, Stored, Usage, format_size
+from kvcore.api import KVCoreError, StorageError, StorageUnavailable, Usage, format_size
 from kvcore.api.engine import Finding
+from kvcore.cli import running
+from kvcore.cli.speed import DELETE_S, timed
 from kvcore.config import TierConfig
 from kvcore.l1.arena import available_memory
-from kvcore.l2 import HEADER_BYTES, Codec, Threads, Tier, Transfer
-from kvcore.observe import Metrics
+from kvcore.l2 import Codec, Threads, Tier
+from kvcore.l2.frames import Frames
+from kvcore.l2.threads import DeadlineExceeded
+from kvcore.observe import Metrics, logger
 from kvcore.plugins import Registry
 
-OBJECTS = 16
-OBJECT_BYTES = 4 << 20
-SLOW_BYTES_S = 0.2e9
-"""Below this, loading a prompt's KV is likely slower than computing it on a small model."""
 LOW_SPACE_BYTES = 1 << 30
 
 
@@ -27,6 +25,15 @@ def probe(config: TierConfig, registry: Registry) -> Iterator[Finding]:
     """Open the tier, prove that it answers, and time a round trip of 64 MiB through its serdes."""
     subject = f"tier {config.name}"
     yield from _space(subject, config)
+    with _heard() as warnings:
+        findings = _examined(subject, config, registry)
+    yield from findings
+    if all(f.level != "error" for f in findings):  # which else says the same
+        for text in dict.fromkeys(warnings):
+            yield Finding("note", subject, f"warns: {text}")
+
+
+def _examined(subject: str, config: TierConfig, registry: Registry) -> list[Finding]:
     threads = Threads("doctor-codec", max(1, min(4, os.cpu_count() or 1)))
     try:
         storage = registry.create("storage", config.storage)
@@ -39,14 +46,41 @@ def probe(config: TierConfig, registry: Registry) -> Iterator[Finding]:
             timeout_s=max(config.timeout, 30.0),
             metrics=Metrics(),
         )
-        yield from asyncio.run(_round_trip(subject, config, tier))
+        frames = Frames(config.name, storage, threads=threads, timeout_s=DELETE_S)
+        return running.run(_round_trip(subject, config, tier, frames))
     except (KVCoreError, OSError) as e:
-        yield Finding("error", subject, f"{config.storage.plugin}: {e}", "correct its options, or remove the tier")
+        silent = _path(config) is None and _unanswered(e)
+        remedy = "start it, or check host, port and firewall; then" if silent else ""
+        remedy = f"{remedy} correct its options, or remove the tier".strip()
+        return [Finding("error", subject, f"{config.storage.plugin}: {e}", remedy)]
     except Exception as e:  # a plugin's own bug must not end the examination
         text = f"{config.storage.plugin}: {type(e).__name__}: {e}"
-        yield Finding("error", subject, text, "report it to the plugin's author, or take the tier out of l2")
+        return [Finding("error", subject, text, "report it to the plugin's author, or take the tier out of l2")]
     finally:
         threads.close()
+
+
+def _unanswered(error: BaseException | None) -> bool:
+    """Whether nobody answered, as far as the errors' types tell."""
+    kinds = (StorageUnavailable, DeadlineExceeded, ConnectionError, TimeoutError)
+    return error is not None and (isinstance(error, kinds) or _unanswered(error.__cause__))
+
+
+@contextmanager
+def _heard() -> Iterator[list[str]]:
+    """What is logged as a warning meanwhile, which then is not printed as well."""
+    heard: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.append(record.getMessage())
+
+    handler = Handler(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield heard
+    finally:
+        logger.removeHandler(handler)
 
 
 def shared_paths(configs: Sequence[TierConfig]) -> Iterator[Finding]:
@@ -99,11 +133,19 @@ def _space(subject: str, config: TierConfig) -> Iterator[Finding]:
         yield Finding("warning", subject, text, "free space, or give another path", data)
 
 
-async def _round_trip(subject: str, config: TierConfig, tier: Tier) -> list[Finding]:
+async def _round_trip(subject: str, config: TierConfig, tier: Tier, frames: Frames) -> list[Finding]:
+    """`frames` is of the tier's storage, and opens it: a tier would wait for one that is unavailable."""
     try:
-        await tier.open()
-        await tier.ping()
-        findings = await _timed(subject, tier)
+        await frames.open()
+    except StorageError as e:
+        cause = e.__cause__ or e  # as the storage has raised it
+        raise cause from cause.__cause__
+    try:
+        try:
+            await tier.ping()
+        except (KVCoreError, OSError) as e:  # it has opened: what is wrong is not its options, as a rule
+            raise StorageUnavailable(str(e)) from e
+        findings = await timed(subject, tier, frames)
         usage = await tier.usage()
         return findings if usage is None else [*findings, *_capacity(subject, config, tier, usage)]
     finally:
@@ -129,47 +171,3 @@ def _capacity(subject: str, config: TierConfig, tier: Tier, usage: Usage) -> Ite
         )
         remedy = f"lower its capacity to at most {format_size(free + usage.nbytes)}, or make room"
         yield Finding("warning", subject, text, remedy)
-
-
-async def _timed(subject: str, tier: Tier) -> list[Finding]:
-    most = tier.storage.max_object_bytes
-    size = OBJECT_BYTES if most is None else max(2, min(OBJECT_BYTES, most - HEADER_BYTES) // 2 * 2)
-    layout = ObjectLayout(1, 1, (size,), "bfloat16", 2)
-    space = secrets.token_bytes(16)
-    keys = [ObjectKey(space, secrets.token_bytes(32)) for _ in range(OBJECTS)]
-    # Half noise, half constant: what compresses is then neither nothing nor everything.
-    payload = random.Random(0).randbytes(size // 2) + bytes(size - size // 2)  # noqa: S311
-    sent = [Transfer(k, memoryview(bytearray(payload)), layout) for k in keys]
-    got = [Transfer(k, memoryview(bytearray(size)), layout) for k in keys]
-    batch = tier.batch_size(OBJECTS, size)
-    batches = [slice(i, i + batch) for i in range(0, OBJECTS, batch)]
-    try:
-        begun = time.perf_counter()
-        stored = [o for r in await asyncio.gather(*(tier.store(sent[b]) for b in batches)) for o in r.outcomes]
-        store_s = time.perf_counter() - begun
-        if bad := [o for o in stored if not isinstance(o, Stored)]:
-            return [
-                Finding("error", subject, f"{len(bad)} of {OBJECTS} objects not stored: {bad[0]}", "see its reason")
-            ]
-        begun = time.perf_counter()
-        loaded = [o for r in await asyncio.gather(*(tier.load(got[b]) for b in batches)) for o in r.outcomes]
-        load_s = time.perf_counter() - begun
-        if bad_loads := [o for o in loaded if not isinstance(o, Loaded)]:
-            text = f"{len(bad_loads)} of {OBJECTS} objects just stored cannot be loaded: {bad_loads[0]}"
-            return [Finding("error", subject, text, "raise its capacity, or see its reason")]
-        if any(t.payload != payload for t in got):
-            return [Finding("error", subject, "objects came back changed", "take the tier out of l2 and report this")]
-    finally:
-        await tier.delete(keys)
-    store, load = OBJECTS * size / store_s, OBJECTS * size / load_s
-    usage = await tier.usage()
-    data = {"store_bytes_s": round(store), "load_bytes_s": round(load)}
-    text = f"answers; stores {store / 1e9:.2f} GB/s, loads {load / 1e9:.2f} GB/s"
-    text += f" ({OBJECTS} objects of {format_size(size)})"
-    if usage is not None:
-        text += f"; holds {usage.objects} objects, {format_size(usage.nbytes)}"
-        text += f" of {format_size(usage.capacity_bytes)}" if usage.capacity_bytes is not None else ""
-    if min(store, load) < SLOW_BYTES_S:
-        remedy = "loading may be slower than computing: use a faster device or network, or a faster serde"
-        return [Finding("warning", subject, text, remedy, data)]
-    return [Finding("ok", subject, text, data=data)]

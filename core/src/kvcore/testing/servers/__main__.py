@@ -50,7 +50,8 @@ def main() -> int:
     parser = argparse.ArgumentParser("python -m kvcore.testing.servers", description=__doc__)
     parser.add_argument("server", choices=SERVERS)
     name = parser.parse_args().server
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs ignore the first
+        signal.signal(number, signal.default_int_handler)
     with suppress(KeyboardInterrupt), ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=f"kvcore-{name}-"))
         try:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -200,6 +201,58 @@ def test_a_tier_that_fails_is_reported_and_the_others_are_measured(
         assert says in rows[name]["note"]
     for name in names("disk", "64KiB", ""):
         assert rows[name]["value"] > 0
+    assert contents(Path("store")) == {}
+
+
+def test_a_tier_that_is_down_is_said_once_and_has_no_rows(odd: Callable[..., None], capsys: Any) -> None:
+    odd("down")
+    text = Path("kvcore.yaml").read_text()
+    Path("kvcore.yaml").write_text(text.replace("how: down}", "how: down}\n    serde: [zstd]"))
+    assert main(["bench", "l2", "--config", "kvcore.yaml", "--quick", "--sizes", "64KiB,1MiB"]) == 1
+    out, err = capsys.readouterr()
+    assert err == "kvcore: tier odd: open: nobody at 192.0.2.1:6379: start the server\n"
+    assert "odd" not in out
+    assert len([line for line in out.splitlines() if line.startswith("disk  ")]) == 6
+    assert main(["bench", "l2", "--config", "kvcore.yaml", "--quick", "--sizes", "64KiB", "--tier", "odd"]) == 1
+    assert "TIER" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("faults", "says"),
+    [
+        ("operations: [store], fail_rate: 0.1", "injected: the object cannot be written"),
+        ("operations: [load], fail_rate: 0.1", "injected: the object cannot be read"),
+        ("operations: [exists], error_rate: 0.1", "an object just stored is not there"),
+        ("flip_rate: 0.1", "checksum"),
+    ],
+)
+def test_some_objects_that_fail_are_counted_and_the_others_measured(
+    bench: Callable[..., Answer], capsys: Any, faults: str, says: str
+) -> None:
+    inner = "{plugin: disk, path: store, capacity: 1GiB}"
+    Path("kvcore.yaml").write_text(f"l2:\n  - storage: {{plugin: faulty, storage: {inner}, {faults}}}\n")
+    status, rows, err = bench()
+    assert (status, err) == (1, "")
+    for name in names("faulty", "64KiB", ""):
+        assert rows[name]["value"] > 0
+    note = rows["l2.faulty.64KiB.load"]["note"]
+    found = re.search(r"(\d+) objects failed and are in no number: (.*)", note)
+    assert found
+    assert 0 < int(found[1]) < 200
+    assert says in found[2]
+    assert contents(Path("store")) == {}
+    assert main(["bench", "l2", "--config", "kvcore.yaml", "--quick", "--sizes", "64KiB"]) == 1
+    assert re.search(r"^faulty, 64KiB: \d+ objects failed", capsys.readouterr().out, re.M)
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.6])
+def test_a_delete_that_fails_is_tried_again(bench: Callable[..., Answer], rate: float) -> None:
+    inner = "{plugin: disk, path: store, capacity: 1GiB}"
+    Path("kvcore.yaml").write_text(
+        f"l2:\n  - storage: {{plugin: faulty, storage: {inner}, operations: [delete], error_rate: {rate}}}\n"
+    )
+    status, _, err = bench()
+    assert (status, err) == (0, "")
     assert contents(Path("store")) == {}
 
 

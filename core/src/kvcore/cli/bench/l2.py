@@ -36,13 +36,14 @@ UNITS: dict[str, Unit] = {"store": "GB/s", "exists": "us", "load": "GB/s"}
 
 
 class Cell(NamedTuple):
-    """What was measured of one operation: its row, and those of its latencies."""
+    """What was measured of one operation: its row, and those of its latencies. `failed`: what is not in the numbers."""
 
     tier: str
     size: str
     serde: str
     op: str
     rows: tuple[Row, ...]
+    failed: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print. JSON: {machine, rows} as of `kvcore bench`, with the rows `l2.TIER.SIZE[.serde].OPERATION`,
-    and `.p50` and `.p99` of each. Status 1 when a tier could not be measured; its rows then say why."""
+    and `.p50` and `.p99` of each. Status 1 when a tier could not be measured, or objects failed;
+    the rows then say why."""
     if args.only or args.path or args.peer or args.peer_scripts:
         raise ConfigError("bench l2: --only, --path and --peer belong to `kvcore bench` without l2; choose with --tier")
     source = read_config(args.config, flags(args))
@@ -84,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         print(", ".join(f"{key} {value}" for key, value in described.items() if value is not None))
         print()
         _show(cells)
-    return 1 if any(row.value is None for cell in cells for row in cell.rows) else 0
+    return 1 if any(cell.failed or row.value is None for cell in cells for row in cell.rows) else 0
 
 
 def _measure_tier(
@@ -114,7 +116,8 @@ def _measure_tier(
                     cells += _absent(config.name, size, serde, str(e))
     except KVCoreError as e:  # it is down
         error(str(e))
-        chains = ("", "serde") if config.serde else ("",)
+        names = "+".join(spec.plugin for spec in config.serde)
+        chains = ("", names) if names else ("",)
         return [cell for size in sizes for serde in chains for cell in _absent(config.name, size, serde, str(e))]
     finally:
         if subject is not None and (left := subject.close()):
@@ -140,8 +143,10 @@ def _measure(
         cells = []
         for op, row in zip(OPERATIONS, measured, strict=True):
             calls = f"of {len(done.seconds[op])} calls for one object"
+            failed = done.failed()
+            row = row._replace(note="; ".join(filter(None, (row.note, failed))))  # noqa: PLW2901
             latencies = [Row(f"{row.name}.p{p}", done.percentile(op, p), "us", note=calls) for p in (50, 99)]
-            cells.append(Cell(config.name, _label(size), serde, op, (row, *latencies)))
+            cells.append(Cell(config.name, _label(size), serde, op, (row, *latencies), failed))
         if serde:
             cells.append(Cell(config.name, _label(size), serde, "ratio", (Row(f"{prefix}.ratio", done.ratio(), "x"),)))
         return cells
@@ -171,6 +176,10 @@ def _absent(tier: str, size: int, serde: str, why: str) -> list[Cell]:
 
 
 def _show(cells: Sequence[Cell]) -> None:
+    """The cells that have numbers: why others have none was said as it happened."""
+    cells = [cell for cell in cells if cell.rows[0].value is not None]
+    if not cells:
+        return
     lines = []
     for cell in cells:
         row, *latencies = cell.rows
@@ -181,7 +190,9 @@ def _show(cells: Sequence[Cell]) -> None:
              number(row.ratio_to_limit))
         )  # fmt: skip
     table(("TIER", "SIZE", "SERDE", "OPERATION", "VALUE", "P50", "P99", "LIMIT", "/LIMIT"), lines)
-    for text in dict.fromkeys(f"{cell.tier}: {cell.rows[0].note}" for cell in cells if cell.rows[0].note):
+    notes = [f"{cell.tier}: {cell.rows[0].note.removesuffix(cell.failed).rstrip('; ')}" for cell in cells]
+    notes += [f"{c.tier}, {c.size}{c.serde and ', '}{c.serde}: {c.failed}" for c in cells if c.failed]
+    for text in dict.fromkeys(note for note in notes if not note.endswith(": ")):
         print(paint(text, "dim"))
 
 

@@ -4,7 +4,8 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,6 +23,12 @@ from kvcore.plugins import Registry
 NAMESPACE = b"kvcore.bench"
 """How every namespace of throw-away objects begins: `kvcore store ls` shows what a killed run has left."""
 OPERATIONS = ("store", "exists", "load")
+DELETE_S = 10.0
+"""How long deleting is tried again in the end, when it fails."""
+EXISTS = 3
+"""So often `exists` is asked before it is believed that nothing is there."""
+Place = tuple[int, ObjectKey]
+"""Which of the payloads an object has, and its key."""
 T = TypeVar("T")
 
 
@@ -48,6 +55,7 @@ class Subject:
         self._stack = AsyncExitStack()
         self._flying: set[asyncio.Task[Any]] = set()
         self._stored: set[ObjectKey] = set()
+        self._deletes_left = 20
         self._arena: Arena | None = None
         self._threads = Threads("bench-codec", 2)
         made = opened(config, registry, passive=False, for_own_use=True)
@@ -145,9 +153,16 @@ class Subject:
 
     def close(self) -> str | None:
         """Delete everything and close; what went wrong, with the next step."""
+        until = time.monotonic() + DELETE_S
         try:
-            self._runner.run(self.forget())
-            return None
+            while True:
+                try:
+                    self._runner.run(self.forget())
+                    return None
+                except StorageError:
+                    if self._deletes_left == 0 or time.monotonic() > until:
+                        raise
+                    self._deletes_left -= 1
         except KVCoreError as error:
             remedy = f"kvcore store rm --tier {self.name} --namespace {self.namespace.hex()}"
             return f"{error}: throw-away objects are left; delete them with: {remedy}"
@@ -177,11 +192,12 @@ class Rounds:
         self._singles = singles
         self._warm_ups = warm_ups
         self._encoded = self._serde_bytes()
-        self._nbytes = sum(map(len, source))
-        self._keys: list[ObjectKey] = []
-        self._single_keys: list[ObjectKey] = []
+        self._stored: list[Place] = []
+        self._alone: list[Place] = []
         self.seconds: dict[str, list[float]] = {op: [] for op in OPERATIONS}
-        """How long each single call took."""
+        """How long each single call took that went well."""
+        self.failures: Counter[str] = Counter()
+        """Objects that are in no number, by the reason."""
 
     def store(self) -> float:
         """GB/s of new objects."""
@@ -195,10 +211,20 @@ class Rounds:
         """GB/s."""
         return self._subject.run(self._load())
 
-    def percentile(self, op: str, percent: int) -> float:
-        """In microseconds, of the single calls so far."""
+    def percentile(self, op: str, percent: int) -> float | None:
+        """In microseconds, of the single calls so far; None when none went well."""
         taken = sorted(self.seconds[op])
+        if not taken:
+            return None
         return taken[max(0, math.ceil(len(taken) * percent / 100) - 1)] * 1e6
+
+    def failed(self) -> str:
+        """How many objects failed, and why; empty when none did."""
+        if not self.failures:
+            return ""
+        (reason, _), *others = self.failures.most_common()
+        more = f", and {len(others)} other reasons" if others else ""
+        return f"{self.failures.total()} objects failed and are in no number: {reason}{more}"
 
     def ratio(self) -> float:
         """Bytes into the serdes divided by bytes out of them."""
@@ -210,62 +236,89 @@ class Rounds:
         return {s: counted.get(f'kvcore_serde_bytes_total{{tier="{name}",side="{s}"}}', 0.0) for s in ("in", "out")}
 
     async def _store(self) -> float:
-        await self._subject.forget()
+        with suppress(StorageError):  # what is not deleted now is in the end
+            await self._subject.forget()
         if self._warm_ups == 0:
             self.seconds = {op: [] for op in OPERATIONS}
         self._warm_ups -= 1
-        self._keys = self._subject.keys(len(self._source))
-        self._single_keys = self._subject.keys(self._singles)
-        seconds = await self._batches(self._transfers(self._keys, self._source), self._tier.store, Stored)
-        for transfer in self._transfers(self._single_keys, self._source):
-            await self._one("store", self._tier.store, [transfer], Stored)
-        return self._nbytes / seconds / 1e9
+        keys, alone = self._subject.keys(len(self._source)), self._subject.keys(self._singles)
+        whole, seconds = await self._batches(enumerate(keys), self._source, self._tier.store, Stored)
+        self._stored = whole
+        self._alone = [
+            (i, key) for i, key in enumerate(alone) if await self._one("store", i, key, self._source, self._tier.store)
+        ]
+        return self._rate(seconds)
 
     async def _exists(self) -> float:
-        begun = time.perf_counter()
-        there = await self._subject.call(self._tier.exists(self._keys))
-        seconds = time.perf_counter() - begun
-        for key in self._single_keys:
+        keys = [key for _, key in self._stored]
+        for _ in range(EXISTS):
+            begun = time.perf_counter()
+            there = await self._subject.call(self._tier.exists(keys))
+            seconds = time.perf_counter() - begun
+            if absent := there.count(False):
+                self.failures["an object just stored is not there"] += absent
+            if absent < len(there):
+                break
+        else:
+            raise StorageError(f"{absent} of {absent} objects just stored are not there")
+        for _, key in self._alone:
             single = time.perf_counter()
-            there += await self._subject.call(self._tier.exists([key]))
-            self.seconds["exists"].append(time.perf_counter() - single)
-        if not all(there):
-            raise StorageError(f"{there.count(False)} of {len(there)} objects just stored are not there")
-        return seconds / len(self._keys) * 1e6
+            (found,) = await self._subject.call(self._tier.exists([key]))
+            if found:
+                self.seconds["exists"].append(time.perf_counter() - single)
+            else:
+                self.failures["an object just stored is not there"] += 1
+        return seconds / len(keys) * 1e6
 
     async def _load(self) -> float:
-        seconds = await self._batches(self._transfers(self._keys, self._target), self._tier.load, Loaded)
-        for transfer in self._transfers(self._single_keys, self._target):
-            await self._one("load", self._tier.load, [transfer], Loaded)
-        if self._tier.codec.plain and any(s != t for s, t in zip(self._source, self._target, strict=True)):
+        self._stored, seconds = await self._batches(self._stored, self._target, self._tier.load, Loaded)
+        if self._tier.codec.plain and any(self._source[i] != self._target[i] for i, _ in self._stored):
             raise StorageError("objects came back changed")
-        return self._nbytes / seconds / 1e9
+        for i, key in self._alone:
+            await self._one("load", i, key, self._target, self._tier.load)
+        return self._rate(seconds)
 
-    def _transfers(self, keys: Sequence[ObjectKey], views: Sequence[memoryview]) -> list[Transfer]:
-        return [Transfer(key, view, self._layout) for key, view in zip(keys, views, strict=False)]
+    def _rate(self, seconds: float) -> float:
+        return len(self._stored) * len(self._source[0]) / seconds / 1e9
 
-    async def _batches(self, transfers: Sequence[Transfer], call: Callable[..., Any], wanted: type[Any]) -> float:
-        """Seconds of all, in batches as the controllers cut them and as many at once as the storage likes."""
+    async def _batches(
+        self, objects: Iterable[Place], views: Sequence[memoryview], call: Callable[..., Any], wanted: type[Any]
+    ) -> tuple[list[Place], float]:
+        """The objects that went well, and the seconds of all, in batches as the controllers cut them and as many at
+        once as the storage likes. Raises `StorageError` when none went well."""
+        objects = list(objects)
+        transfers = [Transfer(key, views[i], self._layout) for i, key in objects]
         size = self._tier.batch_size(len(transfers), len(transfers[0].payload))
         batches = [transfers[at : at + size] for at in range(0, len(transfers), size)]
         begun = time.perf_counter()
         answers = await asyncio.gather(*(self._subject.call(call(batch)) for batch in batches))
         seconds = time.perf_counter() - begun
-        for answer in answers:
-            _check(answer.outcomes, wanted)
-        return seconds
+        outcomes = [outcome for answer in answers for outcome in answer.outcomes]
+        whole = [o for o, outcome in zip(objects, outcomes, strict=True) if self._went_well(outcome, wanted)]
+        if not whole:
+            raise StorageError(self.failures.most_common(1)[0][0])
+        return whole, seconds
 
-    async def _one(self, op: str, call: Callable[..., Any], transfers: list[Transfer], wanted: type[Any]) -> None:
+    async def _one(
+        self, op: str, i: int, key: ObjectKey, views: Sequence[memoryview], call: Callable[..., Any]
+    ) -> bool:
         begun = time.perf_counter()
-        answer = await self._subject.call(call(transfers))
-        self.seconds[op].append(time.perf_counter() - begun)
-        _check(answer.outcomes, wanted)
+        answer = await self._subject.call(call([Transfer(key, views[i], self._layout)]))
+        seconds = time.perf_counter() - begun
+        went_well = self._went_well(answer.outcomes[0], Stored if op == "store" else Loaded)
+        if went_well:
+            self.seconds[op].append(seconds)
+        return went_well
 
-
-def _check(outcomes: Sequence[Any], wanted: type[Any]) -> None:
-    for outcome in outcomes:
-        if not isinstance(outcome, wanted):
-            raise StorageError(getattr(outcome, "reason", "an object just stored is missing"))
+    def _went_well(self, outcome: Any, wanted: type[Any]) -> bool:
+        """Counts one that did not; of an open breaker, only when nothing else is known."""
+        if isinstance(outcome, wanted):
+            return True
+        reason = getattr(outcome, "reason", "an object just stored is missing")
+        if getattr(outcome, "kind", "") == "tier_down" and self.failures:
+            reason = self.failures.most_common(1)[0][0]
+        self.failures[reason] += 1
+        return False
 
 
 def _stride(size: int) -> int:

@@ -21,6 +21,8 @@ from kvcore.config import InvalidConfigError, load_config
 from kvcore.plugins import registry_from_env
 from kvcore.testing.driver import Driver
 from kvcore.testing.memory import make_key
+from kvcore.testing.servers import Server, free_port, listens
+from kvcore.testing.servers.redis import RedisServer
 from kvcore.testing.servers.s3 import ACCESS_KEY, DOMAIN, SECRET_KEY, JuiceFS
 from kvcore_s3.config import S3Config
 from kvcore_s3.storage import S3Storage
@@ -51,6 +53,7 @@ def refusal(endpoint: str, **changed: Any) -> str:
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "bucket": ({"bucket": "My_Bucket"}, "name of a bucket"),
+    "directory bucket": ({"bucket": "fast--usw2-az1--x-s3"}, "not supported"),
     "bucket with a folder": ({"bucket": "b/x"}, "`prefix`"),
     "endpoint without a scheme": ({"endpoint": "s3.example.com:9000"}, "https://s3.example.com:9000"),
     "endpoint with keys": ({"endpoint": f"https://me:{SECRET}@example.com"}, "options of their own"),
@@ -173,6 +176,25 @@ def test_files_and_profiles_that_are_not_there(server: JuiceFS, tmp_path: Path) 
     ):
         with pytest.raises(StorageError, match=text), open_with(server, {**none, **changed, "endpoint": None}):
             pass
+
+
+# -- another kind of server ------------------------------------------------------------------------------------------
+
+
+def test_tls_to_a_port_without(server: JuiceFS) -> None:
+    said = refusal(server.endpoint.replace("http:", "https:"))
+    assert "WRONG_VERSION_NUMBER" in said
+    assert said.endswith("use http:// in `endpoint`")
+
+
+def test_a_server_that_is_not_s3(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It answers in HTTP, or not even that."""
+    port = free_port()
+    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(port)]
+    with Server("http", command, ready=lambda: listens(port), folder=tmp_path):
+        assert refusal(f"http://127.0.0.1:{port}").endswith("is it an S3 endpoint?")
+    with RedisServer(tmp_path) as redis, opened(f"http://127.0.0.1:{redis.port}"):
+        assert "is it no S3 endpoint?; it is used as soon as it answers" in caplog.text
 
 
 # -- the bucket and rights -------------------------------------------------------------------------------------------
@@ -314,6 +336,20 @@ def test_unsigned_over_plain_http_only_when_asked_for(server: JuiceFS, tmp_path:
         with opened(proxy.endpoint, prefix=prefix_of(tmp_path)) as driver:
             assert put(driver, keys_of(1)) == ["ok"]
         assert not any(b"UNSIGNED-PAYLOAD" in head for head in proxy.heads)
+
+
+def test_through_a_proxy(server: JuiceFS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that the environment names, as boto3 does; with its password."""
+    with Proxy(int(server.endpoint.rpartition(":")[2])) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.endpoint.replace("//", "//me:p%40ss@"))
+        monkeypatch.setenv("no_proxy", "elsewhere.example.com")
+        with opened(server.endpoint, prefix=prefix_of(tmp_path)) as driver:
+            assert put(driver, keys_of(2)) == ["ok"] * 2
+            assert get(driver, keys_of(3)) == ["ok", "ok", "missing"]
+        assert proxy.requests["PUT"] == 2
+        for head in proxy.heads:
+            assert f" {server.endpoint}/{BUCKET}".encode() in head  # a proxy is given the whole URL
+            assert b"proxy-authorization: basic bwu6cebzcw==" in head.lower()
 
 
 def test_raw_client_sees_the_same(server: JuiceFS, tmp_path: Path) -> None:

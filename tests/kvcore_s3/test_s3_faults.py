@@ -249,6 +249,15 @@ def test_a_deadline_for_a_batch_that_is_too_much(proxy: Proxy, tmp_path: Path) -
         assert found.index("timeout") > 5
 
 
+def test_a_reply_that_trickles(proxy: Proxy, tmp_path: Path) -> None:
+    """The server is never silent for long, but the deadline comes all the same."""
+    with opened(proxy.endpoint, prefix=prefix_of(tmp_path), **HASTY) as driver:
+        assert put(driver, keys_of(1), 16 * MIB) == ["ok"]
+        proxy.reply_bytes_s = MIB
+        with takes(2, 4):
+            assert get(driver, keys_of(1), 16 * MIB) == ["timeout"]
+
+
 def test_closed_while_it_hangs(own: JuiceFS) -> None:
     """`close` does not wait for calls that hang, and they end by themselves."""
     storage = make_s3(own.endpoint, **HASTY)

@@ -23,6 +23,8 @@ def _check_bucket(value: str) -> str:
             f"{value!r} is not the name of a bucket: 3 to 63 characters of a-z, 0-9, dot and hyphen, "
             "with a letter or digit at both ends; folders go into `prefix`"
         )
+    if value.endswith("--x-s3"):
+        raise ValueError(f"{value!r} is a directory bucket (S3 Express), which has keys of its own: not supported")
     return value
 
 

@@ -4,15 +4,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from botocore.exceptions import ClientError
+from urllib3 import BaseHTTPResponse
 
 from kvcore.api import MISSING, Failed, Loaded, LoadOutcome
 from kvcore_s3.call import Call
 from kvcore_s3.faults import Changed, Fault
 from kvcore_s3.streams import Body, part, receive
 from kvcore_s3.uploads import Uploads
+from kvcore_s3.wire import Wire
 from kvcore_s3.workers import Workers
 
+_HEADERS = {
+    "ServerSideEncryption": "x-amz-server-side-encryption",
+    "SSEKMSKeyId": "x-amz-server-side-encryption-aws-kms-key-id",
+}
 VERSIONS = 3
 """How often the parts of an object are begun anew because it was overwritten meanwhile; then it is read as a whole."""
 
@@ -22,25 +27,28 @@ class Objects:
 
     Args:
         part_bytes: larger ones go in parts of this size.
-        options: what goes with each upload (encryption).
+        encryption: what goes with each upload, as boto3 names it.
     """
 
     def __init__(
         self,
         client: Any,
+        wire: Wire,
         bucket: str,
         workers: Workers,
         uploads: Uploads,
         *,
         part_bytes: int,
-        options: Mapping[str, str],
+        encryption: Mapping[str, str],
     ) -> None:
         self._client = client
+        self._wire = wire
         self._bucket = bucket
         self._workers = workers
         self._uploads = uploads
         self._part_bytes = part_bytes
-        self._options = options
+        self._encryption = encryption
+        self._headers = {_HEADERS[name]: value for name, value in encryption.items()}
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -59,20 +67,19 @@ class Objects:
             return MISSING if fault.missing else fault.outcome
 
     def _get_whole(self, call: Call, name: str, buffers: Sequence[memoryview], room: int) -> LoadOutcome:
-        response = self._client.get_object(Bucket=self._bucket, Key=name)
-        with closing(response["Body"]) as body:  # unless it is read to its end, its connection is closed, too
-            nbytes = int(response["ContentLength"])
+        with closing(self._wire.send(call, "GET", name)) as response:  # read to its end, it keeps its connection
+            nbytes = int(response.headers["Content-Length"])
             if nbytes > room:
                 return _too_large(name, nbytes, room)
-            receive(body, part(buffers, 0, nbytes), call, name)
+            receive(response, part(buffers, 0, nbytes), call, name)
         return Loaded(nbytes)
 
     def _get_parts(self, call: Call, name: str, buffers: Sequence[memoryview], room: int) -> LoadOutcome:
         """The first part tells the size and the version; the others are asked for in that version only."""
-        first = call.attempt(lambda: self._ask(name, 0), name)
+        first = call.attempt(lambda: self._ask(call, name, 0), name)
         opened = [first]
         try:
-            nbytes, version = _size(first), first.get("ETag")
+            nbytes, version = _size(first), first.headers.get("ETag")
             if nbytes is None or not version:  # a server that knows no ranges, or no versions
                 raise Changed
             if nbytes > room:
@@ -82,28 +89,27 @@ class Objects:
                 call.attempt(lambda: read(offset), name)
 
             def read(offset: int) -> None:
-                response = opened.pop() if offset == 0 and opened else self._ask(name, offset, version)
-                with closing(response["Body"]) as body:
+                response = opened.pop() if offset == 0 and opened else self._ask(call, name, offset, version)
+                with closing(response):
                     if _size(response) != nbytes:
                         raise Changed
-                    receive(body, part(buffers, offset, min(self._part_bytes, nbytes - offset)), call, name)
+                    receive(response, part(buffers, offset, min(self._part_bytes, nbytes - offset)), call, name)
 
             self._workers.run(fetch, range(0, nbytes, self._part_bytes))
         finally:
             for response in opened:
-                response["Body"].close()
+                response.close()
         return Loaded(nbytes)
 
-    def _ask(self, name: str, offset: int, version: str | None = None) -> Any:
+    def _ask(self, call: Call, name: str, offset: int, version: str | None = None) -> BaseHTTPResponse:
         """The response to a request for the part at `offset`. Raises `Changed` when there is none in this version."""
-        wanted = {"Range": f"bytes={offset}-{offset + self._part_bytes - 1}"}
+        headers = {"Range": f"bytes={offset}-{offset + self._part_bytes - 1}"}
         if version is not None:
-            wanted["IfMatch"] = version
+            headers["If-Match"] = version
         try:
-            return self._client.get_object(Bucket=self._bucket, Key=name, **wanted)
-        except ClientError as error:
-            # an object that became shorter, or an empty one, which has no ranges
-            if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") in (412, 416):
+            return self._wire.send(call, "GET", name, headers=headers)
+        except Fault as fault:
+            if fault.status in (412, 416):  # an object that became shorter, or an empty one, which has no ranges
                 raise Changed from None
             raise
 
@@ -115,25 +121,25 @@ class Objects:
         if nbytes > self._part_bytes:
             self._put_parts(call, name, buffers, nbytes)
         else:
-            put = self._client.put_object
-            call.attempt(lambda: put(Bucket=self._bucket, Key=name, Body=Body(buffers), **self._options), name)
+            send, headers = self._wire.send, self._headers
+            call.attempt(lambda: send(call, "PUT", name, headers=headers, body=Body(buffers)), name)
 
     def _put_parts(self, call: Call, name: str, buffers: Sequence[memoryview], nbytes: int) -> None:
         where = {"Bucket": self._bucket, "Key": name}
-        create, complete = self._client.create_multipart_upload, self._client.complete_multipart_upload
-        where["UploadId"] = call.attempt(lambda: create(**where, **self._options), name)["UploadId"]
+        upload_id = call.ask(self._client.create_multipart_upload, **where, **self._encryption)["UploadId"]
 
         def send(number: int) -> dict[str, Any]:
             piece = part(buffers, (number - 1) * self._part_bytes, self._part_bytes)
-            upload = self._client.upload_part
-            sent = call.attempt(lambda: upload(**where, PartNumber=number, Body=Body(piece)), name)
-            return {"PartNumber": number, "ETag": sent["ETag"]}
+            query = {"partNumber": str(number), "uploadId": upload_id}
+            sent = call.attempt(lambda: self._wire.send(call, "PUT", name, query=query, body=Body(piece)), name)
+            return {"PartNumber": number, "ETag": sent.headers["ETag"]}
 
         try:
             sent = self._workers.run(send, range(1, -(-nbytes // self._part_bytes) + 1))
-            call.attempt(lambda: complete(**where, MultipartUpload={"Parts": sent}), name)
+            complete = self._client.complete_multipart_upload
+            call.ask(complete, **where, UploadId=upload_id, MultipartUpload={"Parts": sent})
         except BaseException:
-            self._uploads.give_up(name, where["UploadId"])
+            self._uploads.give_up(name, upload_id)
             self._workers.begin(self._uploads.abort)
             raise
 
@@ -142,7 +148,7 @@ def _too_large(name: str, nbytes: int, room: int) -> Failed:
     return Failed(f"{name} has {nbytes} bytes, room for {room}", "too_large")
 
 
-def _size(response: Mapping[str, Any]) -> int | None:
+def _size(response: BaseHTTPResponse) -> int | None:
     """The size of the whole object, from the response to a request for a part; None when it is not one."""
-    first, _, total = str(response.get("ContentRange", "")).rpartition("/")
+    first, _, total = response.headers.get("Content-Range", "").rpartition("/")
     return int(total) if first and total.isdecimal() else None

@@ -14,6 +14,7 @@ from kvcore.api import ObjectKey
 from kvcore_s3.call import Call
 from kvcore_s3.faults import Fault
 from kvcore_s3.names import Names
+from kvcore_s3.wire import Wire
 from kvcore_s3.workers import Workers
 
 PAGE = 1000
@@ -27,8 +28,9 @@ LARGE_S = 600.0
 class Presence:
     """Asks one bucket."""
 
-    def __init__(self, client: Any, bucket: str, names: Names, workers: Workers) -> None:
+    def __init__(self, client: Any, wire: Wire, bucket: str, names: Names, workers: Workers) -> None:
         self._client = client
+        self._wire = wire
         self._bucket = bucket
         self._names = names
         self._workers = workers
@@ -50,8 +52,7 @@ class Presence:
     def _listed(self, call: Call, namespace: bytes, keys: Sequence[ObjectKey]) -> dict[ObjectKey, bool]:
         """What one page says: all that is there, and, when it is the only one, what is not."""
         folder = self._names.folder(namespace)
-        ask = self._client.list_objects_v2
-        page = call.attempt(lambda: ask(Bucket=self._bucket, Prefix=folder, MaxKeys=PAGE), folder)
+        page = call.ask(self._client.list_objects_v2, Bucket=self._bucket, Prefix=folder, MaxKeys=PAGE)
         there = {entry["Key"] for entry in page.get("Contents", ())}
         if page.get("IsTruncated"):
             self._large_until[namespace] = time.monotonic() + LARGE_S
@@ -61,7 +62,7 @@ class Presence:
     def _head(self, call: Call, key: ObjectKey) -> bool:
         name = self._names.name(key)
         try:
-            call.attempt(lambda: self._client.head_object(Bucket=self._bucket, Key=name), name)
+            call.attempt(lambda: self._wire.send(call, "HEAD", name), name)
         except Fault as fault:
             if fault.missing:
                 return False

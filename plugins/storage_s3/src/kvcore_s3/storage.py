@@ -16,8 +16,8 @@ from kvcore.api import (
     StorageError,
     StoreOutcome,
 )
-from kvcore_s3.call import Call
-from kvcore_s3.client import DEFAULT_REGION, make_client
+from kvcore_s3.call import Call, Limits
+from kvcore_s3.client import DEFAULT_REGION, connect
 from kvcore_s3.config import MAX_PARTS, S3Config
 from kvcore_s3.faults import Fault
 from kvcore_s3.names import Names
@@ -33,26 +33,42 @@ class _Connection:
     """What is there between `open` and `close`."""
 
     def __init__(self, config: S3Config, names: Names, log: logging.Logger) -> None:
-        self.client = make_client(config)
+        self.client, self._wire = connect(config)
         self.workers = Workers("kvcore-s3", config.concurrency)
         self.uploads = Uploads(self.client, config.bucket, names, log)
-        self.presence = Presence(self.client, config.bucket, names, self.workers)
+        self.presence = Presence(self.client, self._wire, config.bucket, names, self.workers)
         self.objects = Objects(
             self.client,
+            self._wire,
             config.bucket,
             self.workers,
             self.uploads,
             part_bytes=config.part_size,
-            options=_encryption(config),
+            encryption=_encryption(config),
         )
-        self.place = f"s3://{config.bucket}/{{}} at {self.client.meta.endpoint_url}"
-        self.slots = threading.Semaphore(config.concurrency)
+        self._limits = Limits(
+            f"s3://{config.bucket}/{{}} at {self.client.meta.endpoint_url}",
+            config.deadline,
+            config.connect_timeout,
+            config.read_timeout,
+            threading.Semaphore(config.concurrency),
+        )
         self.seen = False
         """The bucket has answered."""
 
+    def call(self) -> Call:
+        """A call that begins now."""
+        return Call(self._limits)
+
+    def place(self, name: str) -> str:
+        """An object of this name, for people."""
+        return self._limits.place.format(name)
+
     def close(self) -> None:
+        """Let threads and connections end, each after what it is doing."""
         self.workers.close()
         self.uploads.abort()
+        self._wire.close()
         self.client.close()
 
 
@@ -94,20 +110,20 @@ class S3Storage(BlockingStorage):
     def exists(self, keys: Sequence[ObjectKey]) -> list[bool]:
         connection = self._connected()
         try:
-            return connection.presence.exists(self._call(connection), keys)
+            return connection.presence.exists(connection.call(), keys)
         except Fault as fault:
             raise StorageError(fault.reason) from None
 
     def load(self, items: Sequence[Item]) -> list[LoadOutcome]:
         connection = self._connected()
-        call, objects, names = self._call(connection), connection.objects, self._names
+        call, objects, names = connection.call(), connection.objects, self._names
         return connection.workers.run(lambda item: objects.get(call, names.name(item.key), item.buffers), items)
 
     def store(self, items: Sequence[Item]) -> list[StoreOutcome]:
         connection = self._connected()
         if not connection.seen:
             self._see_or_fail(connection)
-        call = self._call(connection)
+        call = connection.call()
 
         def put(item: Item) -> StoreOutcome:
             try:
@@ -123,7 +139,7 @@ class S3Storage(BlockingStorage):
 
     def delete(self, keys: Sequence[ObjectKey]) -> None:
         connection = self._connected()
-        call, names = self._call(connection), [self._names.name(key) for key in keys]
+        call, names = connection.call(), [self._names.name(key) for key in keys]
         refused: list[dict[str, str]] = []
         try:
             for at in range(0, len(names), PAGE):
@@ -133,7 +149,7 @@ class S3Storage(BlockingStorage):
         if refused:
             first = refused[0]
             raise StorageError(
-                f"{connection.place.format(first.get('Key', ''))}: DeleteObjects: {first.get('Code')} "
+                f"{connection.place(first.get('Key', ''))}: DeleteObjects: {first.get('Code')} "
                 f"({first.get('Message')}); {len(refused)} of {len(names)} objects were not deleted: these credentials "
                 "need s3:DeleteObject"
             )
@@ -148,16 +164,15 @@ class S3Storage(BlockingStorage):
             raise StorageError(f"s3://{self._config.bucket} is closed")
         return self._connection
 
-    def _call(self, connection: _Connection) -> Call:
-        config = self._config
-        request_s = config.connect_timeout + config.read_timeout
-        return Call(connection.place, config.deadline, request_s, connection.slots)
-
     def _see(self, connection: _Connection) -> None:
         """Ask the bucket for a name, which proves the endpoint, the keys, the bucket and the right to list it."""
-        bucket, ask = self._config.bucket, connection.client.list_objects_v2
+        bucket, client = self._config.bucket, connection.client
         try:
-            self._call(connection).attempt(lambda: ask(Bucket=bucket, Prefix=self._names.root, MaxKeys=1))
+            page = connection.call().ask(client.list_objects_v2, Bucket=bucket, Prefix=self._names.root, MaxKeys=1)
+            region = page["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region")
+            if self._config.endpoint is None and region not in (None, client.meta.region_name):
+                text = f"{connection.place('')}: the bucket is in another region than {client.meta.region_name}"
+                raise Fault(f"{text}: set `region: {region}`", code="PermanentRedirect")
         except Fault as fault:
             if fault.code != "NoSuchBucket" or not self._config.create_bucket or self._passive:
                 raise
@@ -176,7 +191,7 @@ class S3Storage(BlockingStorage):
         if self._config.endpoint is None and region != DEFAULT_REGION:
             where["CreateBucketConfiguration"] = {"LocationConstraint": region}
         try:
-            self._call(connection).attempt(lambda: connection.client.create_bucket(**where))
+            connection.call().ask(connection.client.create_bucket, **where)
         except Fault as fault:
             if fault.code != "BucketAlreadyOwnedByYou":  # by another process, at the same time
                 raise
@@ -186,16 +201,15 @@ class S3Storage(BlockingStorage):
     def _delete(self, connection: _Connection, call: Call, names: Sequence[str]) -> Sequence[dict[str, str]]:
         """Delete up to a page of objects; what the server says of those that it did not delete."""
         what = {"Objects": [{"Key": name} for name in names], "Quiet": True}
-        ask = connection.client.delete_objects
-        answer = call.attempt(lambda: ask(Bucket=self._config.bucket, Delete=what))
+        answer = call.ask(connection.client.delete_objects, Bucket=self._config.bucket, Delete=what)
         errors: Sequence[dict[str, str]] = answer.get("Errors", ())
         return errors
 
     def _page(self, connection: _Connection, more: dict[str, str]) -> Any:
         """A page of names. Each has a deadline of its own."""
-        call, ask = self._call(connection), connection.client.list_objects_v2
+        where = {"Bucket": self._config.bucket, "Prefix": self._names.root, **more}
         try:
-            return call.attempt(lambda: ask(Bucket=self._config.bucket, Prefix=self._names.root, MaxKeys=PAGE, **more))
+            return connection.call().ask(connection.client.list_objects_v2, **where, MaxKeys=PAGE)
         except Fault as fault:
             raise StorageError(fault.reason) from None
 

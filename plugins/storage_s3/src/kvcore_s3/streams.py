@@ -2,17 +2,18 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any
+
+from urllib3 import BaseHTTPResponse
 
 from kvcore_s3.call import Call
 from kvcore_s3.faults import CutShort
 
-READ_BYTES = 1 << 20
+READ_BYTES = 256 << 10
 """Read at a time: between two reads other threads run and the deadline is looked at."""
 
 
 class Body:
-    """The concatenation of buffers as the seekable file that botocore wants: it takes no memoryview."""
+    """The concatenation of buffers as a seekable file, for botocore to sign and urllib3 to send."""
 
     def __init__(self, buffers: Sequence[memoryview]) -> None:
         self._views = [view for view in buffers if len(view)]
@@ -71,13 +72,14 @@ def part(buffers: Sequence[memoryview], offset: int, nbytes: int) -> list[memory
     return [piece for piece in found if len(piece)]
 
 
-def receive(body: Any, views: Sequence[memoryview], call: Call, name: str) -> None:
-    """Fill `views` from a response's body. Raises `CutShort` when it ends before, `Fault` when the time is up."""
+def receive(response: BaseHTTPResponse, views: Sequence[memoryview], call: Call, name: str) -> None:
+    """Fill `views` from a response. Raises `CutShort` when it ends before, `Fault` when the time is up, or what urllib3
+    raises."""
     for view in views:
         at = 0
         while at < len(view):
             call.check_time(name)
-            got = body.readinto(view[at : at + READ_BYTES])
+            got = response.readinto(view[at : at + READ_BYTES])
             if got == 0:
                 raise CutShort(f"the answer ended {len(view) - at} bytes too early")
             at += got

@@ -49,7 +49,11 @@ def _directory(path: Path) -> Iterator[Path]:
     try:
         yield root
     finally:
-        shutil.rmtree(root, ignore_errors=True)
+        for _ in range(20):  # a thread of a sample that was interrupted may be writing yet
+            shutil.rmtree(root, ignore_errors=True)
+            if not root.exists():
+                break
+            time.sleep(0.1)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ KEY = "kvcore-key"
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Radosgw]:
     key = base64.b64encode(os.urandom(32)).decode()
     try:

@@ -1,6 +1,7 @@
 """`kvcore bench l2`: rows for every tier, whatever else fails; and nothing is left of what it stored."""
 
 import json
+import logging
 import os
 import re
 import signal
@@ -133,11 +134,12 @@ class Config(PluginConfig):
 class Store(MemoryStorage):
     shared = True
     def __init__(self, config, context):
-        self.how = config.how
+        self.how, self.log = config.how, context.log
         super().__init__(config, context)
         if self.how == "small":
             self.max_object_bytes = 100_000
     def open(self):
+        if self.how == "down": self.log.warning("nobody answers, says the log")
         if self.how == "down": raise StorageError("nobody at 192.0.2.1:6379: start the server")
     def ping(self):
         if self.how == "late": raise StorageError("nobody answers yet")
@@ -204,7 +206,10 @@ def test_a_tier_that_fails_is_reported_and_the_others_are_measured(
     assert contents(Path("store")) == {}
 
 
-def test_a_tier_that_is_down_is_said_once_and_has_no_rows(odd: Callable[..., None], capsys: Any) -> None:
+def test_a_tier_that_is_down_is_said_once_and_has_no_rows(
+    odd: Callable[..., None], capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in a process of its own: what is logged is printed
     odd("down")
     text = Path("kvcore.yaml").read_text()
     Path("kvcore.yaml").write_text(text.replace("how: down}", "how: down}\n    serde: [zstd]"))

@@ -1,21 +1,20 @@
 """A tier opened, probed and timed, for `kvcore doctor`. What the probe stores it deletes again."""
 
-import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from kvcore.api import KVCoreError, StorageError, StorageUnavailable, Usage, format_size
 from kvcore.api.engine import Finding
 from kvcore.cli import running
+from kvcore.cli.heard import heard
 from kvcore.cli.speed import DELETE_S, timed
 from kvcore.config import TierConfig
 from kvcore.l1.arena import available_memory
 from kvcore.l2 import Codec, Threads, Tier
 from kvcore.l2.frames import Frames
 from kvcore.l2.threads import DeadlineExceeded
-from kvcore.observe import Metrics, logger
+from kvcore.observe import Metrics
 from kvcore.plugins import Registry
 
 LOW_SPACE_BYTES = 1 << 30
@@ -25,7 +24,7 @@ def probe(config: TierConfig, registry: Registry) -> Iterator[Finding]:
     """Open the tier, prove that it answers, and time a round trip of 64 MiB through its serdes."""
     subject = f"tier {config.name}"
     yield from _space(subject, config)
-    with _heard() as warnings:
+    with heard() as warnings:
         findings = _examined(subject, config, registry)
     yield from findings
     if all(f.level != "error" for f in findings):  # which else says the same
@@ -64,23 +63,6 @@ def _unanswered(error: BaseException | None) -> bool:
     """Whether nobody answered, as far as the errors' types tell."""
     kinds = (StorageUnavailable, DeadlineExceeded, ConnectionError, TimeoutError)
     return error is not None and (isinstance(error, kinds) or _unanswered(error.__cause__))
-
-
-@contextmanager
-def _heard() -> Iterator[list[str]]:
-    """What is logged as a warning meanwhile, which then is not printed as well."""
-    heard: list[str] = []
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            heard.append(record.getMessage())
-
-    handler = Handler(logging.WARNING)
-    logger.addHandler(handler)
-    try:
-        yield heard
-    finally:
-        logger.removeHandler(handler)
 
 
 def shared_paths(configs: Sequence[TierConfig]) -> Iterator[Finding]:

@@ -25,6 +25,7 @@ from kvcore.cli.bench.measure import Case, Sampler, measure
 from kvcore.cli.bench.rows import Row, Unit
 from kvcore.cli.bench.show import number
 from kvcore.cli.config import add_set, flags
+from kvcore.cli.heard import heard
 from kvcore.cli.output import error, paint, print_json, table
 from kvcore.cli.progress import Progress
 from kvcore.cli.store.opened import Source, chosen, read_config
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     rounds = 2 if args.quick else 4
     begun = time.monotonic()
     cells: list[Cell] = []
-    with _sigterm_is_ctrl_c(), asyncio.Runner() as runner, Progress("measuring", unit="") as progress:
+    with heard(), _sigterm_is_ctrl_c(), asyncio.Runner() as runner, Progress("measuring", unit="") as progress:
         for tier in tiers:
             cells += _measure_tier(runner, tier, source, args.sizes, load, rounds, progress)
     described["seconds"] = round(time.monotonic() - begun, 1)

@@ -30,17 +30,6 @@ from kvcore_s3.storage import S3Storage
 SECRET = "this-must-never-be-seen"
 
 
-@pytest.fixture(autouse=True)
-def _no_keys_around(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No credentials of this machine, and no question to a cloud's metadata service."""
-    for name in list(os.environ):
-        if name.startswith("AWS_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "aws" / "config"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "aws" / "credentials"))
-
-
 def refusal(endpoint: str, **changed: Any) -> str:
     """Why it does not open."""
     driver = opened(endpoint, **changed)

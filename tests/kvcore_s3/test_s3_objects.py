@@ -74,6 +74,19 @@ def test_what_others_put_below_the_prefix_is_left_alone(server: JuiceFS, tmp_pat
         assert {entry.key for entry in driver.entries()} == set(keys_of(2))
 
 
+def test_every_character_of_a_prefix(server: JuiceFS, tmp_path: Path) -> None:
+    """What is quoted in a URL, and signed as it is quoted."""
+    prefix = f"{prefix_of(tmp_path)}/A-z_0.9!*'()=+@,-"
+    with opened(server.endpoint, prefix=prefix, **SMALL_PARTS) as driver:
+        for nbytes in (1000, PART + 1):
+            assert put(driver, keys_of(2), nbytes) == ["ok"] * 2
+            assert get(driver, keys_of(3), nbytes) == ["ok", "ok", "missing"]
+        assert driver.exists(keys_of(3)) == [True, True, False]
+        assert {entry.key for entry in driver.entries()} == set(keys_of(2))
+        driver.delete(keys_of(2))
+        assert driver.entries() == []
+
+
 # -- bytes -----------------------------------------------------------------------------------------------------------
 
 
@@ -127,13 +140,15 @@ def test_payloads_signed_and_unsigned(proxy: Proxy, tmp_path: Path, sign: str, n
     assert b"kvcore-s3/" in head
 
 
-def test_an_empty_object_in_a_room_for_parts(server: JuiceFS, tmp_path: Path) -> None:
+def test_an_empty_object_in_a_room_for_parts(proxy: Proxy, tmp_path: Path) -> None:
     """An empty object has no ranges that could be asked for."""
-    with opened(server.endpoint, prefix=prefix_of(tmp_path), **SMALL_PARTS) as driver:
+    with opened(proxy.endpoint, prefix=prefix_of(tmp_path), **SMALL_PARTS) as driver:
         assert driver.store([source(make_key(1), b"")]) == [Stored()]
+        proxy.requests.clear()
         room = Room(2 * PART)
         assert driver.load([room.item(make_key(1))]) == [Loaded(0)]
         assert room.clean_from(0)
+        assert proxy.requests == {"GET": 2}
 
 
 # -- overwritten and deleted meanwhile -------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from urllib3 import BaseHTTPResponse
 
 from kvcore.api import MISSING, Failed, Loaded, LoadOutcome
 from kvcore_s3.call import Call
-from kvcore_s3.faults import Changed, Fault
+from kvcore_s3.faults import Changed, CutShort, Fault
 from kvcore_s3.streams import Body, part, receive
 from kvcore_s3.uploads import Uploads
 from kvcore_s3.wire import Wire
@@ -59,29 +59,41 @@ class Objects:
             if room > self._part_bytes:
                 for _ in range(VERSIONS):
                     try:
-                        return self._get_parts(call, name, buffers, room)
+                        outcome = self._get_parts(call, name, buffers, room)
                     except Changed:
                         continue
+                    if outcome is not None:
+                        return outcome
+                    break
             return call.attempt(lambda: self._get_whole(call, name, buffers, room), name)
         except Fault as fault:
             return MISSING if fault.missing else fault.outcome
 
     def _get_whole(self, call: Call, name: str, buffers: Sequence[memoryview], room: int) -> LoadOutcome:
         with closing(self._wire.send(call, "GET", name)) as response:  # read to its end, it keeps its connection
-            nbytes = int(response.headers["Content-Length"])
+            length = response.headers.get("Content-Length", "")
+            if not length.isdecimal():
+                raise CutShort("the answer does not say how long the object is")
+            nbytes = int(length)
             if nbytes > room:
                 return _too_large(name, nbytes, room)
             receive(response, part(buffers, 0, nbytes), call, name)
         return Loaded(nbytes)
 
-    def _get_parts(self, call: Call, name: str, buffers: Sequence[memoryview], room: int) -> LoadOutcome:
-        """The first part tells the size and the version; the others are asked for in that version only."""
-        first = call.attempt(lambda: self._ask(call, name, 0), name)
+    def _get_parts(self, call: Call, name: str, buffers: Sequence[memoryview], room: int) -> LoadOutcome | None:
+        """The first part tells the size and the version; the others are asked for in that version only.
+
+        None: this object cannot be had in parts. Raises `Changed` when it was overwritten meanwhile.
+        """
+        try:
+            first = call.attempt(lambda: self._ask(call, name, 0), name)
+        except Changed:  # an empty object has no parts
+            return None
         opened = [first]
         try:
             nbytes, version = _size(first), first.headers.get("ETag")
             if nbytes is None or not version:  # a server that knows no ranges, or no versions
-                raise Changed
+                return None
             if nbytes > room:
                 return _too_large(name, nbytes, room)
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engines import crowd, engine
+from engines import Engine, crowd, engine
 from scenarios_basic import LONG, PROMPTS
 
 from kvcore.testing.servers.redis import RedisServer
@@ -23,29 +23,31 @@ def store_dies(models: Path) -> dict[str, Any]:
         out["plain"], _ = e.run(prompts)
     with tempfile.TemporaryDirectory() as folder, RedisServer(Path(folder)) as server:
         url = f"redis://127.0.0.1:{server.port}"
-        tier = {"storage": {"plugin": "redis", "url": url, "timeout": "1s", "connect_timeout": "1s"}, "timeout": "2s"}
-        # L1 holds a part of the prompts only, so that lookups do ask the store
-        with engine(str(models / "tiny"), {"kvcore.l2": [tier], "kvcore.l1.size": "16MiB"}) as e:
+        store = {"plugin": "redis", "url": url, "timeout": "1s", "connect_timeout": "1s", "connections": 1}
+        # slow, so that it can die in the midst of its answers
+        storage = {"plugin": "faulty", "storage": store, "latency": "20ms"}
+        tier = {"name": "redis", "storage": storage, "timeout": "2s"}
+        with engine(str(models / "tiny"), {"kvcore.l2": [tier]}) as e:
             out["cold"], _ = e.run(prompts)
-            e.half.engine.drain()
-            e.forget()
+            _leave_to_the_store(e)
             out["from_store_before"] = e.stat('kvcore_hit_chunks_total{source="redis"')
-            cache, asked = e.half.engine, 0
-            lookup = cache.lookup
+            cache, served = e.half.engine, 0
+            retrieve = cache.retrieve
 
-            def lookup_and_kill(*args: Any) -> Any:
-                nonlocal asked
-                asked += 1
-                if asked == 15:
+            def retrieve_and_kill(*args: Any) -> Any:
+                nonlocal served
+                served += 1
+                if served == 3:  # all have asked by now, and few have been answered
                     server.kill()
-                return lookup(*args)
+                return retrieve(*args)
 
-            cache.lookup = lookup_and_kill
+            cache.retrieve = retrieve_and_kill
             out["dying"], _ = e.run(prompts)
-            cache.lookup = lookup
-            out["asked"] = asked
+            cache.retrieve = retrieve
+            out["failed"] = e.stat('kvcore_tier_operations_total{tier="redis",op="load",outcome="')
+            out["failed"] -= e.stat('kvcore_tier_operations_total{tier="redis",op="load",outcome="ok"')
             out["from_store"] = e.stat('kvcore_hit_chunks_total{source="redis"') - out["from_store_before"]
-            e.forget(connector=True)
+            _leave_to_the_store(e)
             out["dead"], _ = e.run(prompts)
             tier_of_it = cache.manager.tiers[0]
             out["open_while_dead"] = tier_of_it.breaker.closed
@@ -54,16 +56,23 @@ def store_dies(models: Path) -> dict[str, Any]:
             while not tier_of_it.breaker.closed and time.monotonic() < until:
                 time.sleep(0.05)
             out["back"] = tier_of_it.breaker.closed
-            e.forget(connector=True)
+            _leave_to_the_store(e)
             e.run(prompts)
-            e.half.engine.drain()
-            e.forget(connector=True)
+            _leave_to_the_store(e)
             before = e.stat('kvcore_hit_chunks_total{source="redis"')
             out["again"], _ = e.run(prompts)
             out["from_store_again"] = e.stat('kvcore_hit_chunks_total{source="redis"') - before
             e.settle()
             out["leaks"], out["faults"] = e.leaks(), e.faults()
     return out
+
+
+def _leave_to_the_store(e: Engine) -> None:
+    """Neither vLLM nor L1 holds anything any more."""
+    e.half.engine.drain()
+    e.forget()
+    for space in e.half._spaces.values():
+        e.half.engine.clear(space)
 
 
 def store_serves(models: Path, store: str, folder: str) -> dict[str, Any]:

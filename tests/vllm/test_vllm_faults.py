@@ -119,8 +119,8 @@ def test_restart_and_damaged_files(run_child: Any, tmp_path: Path) -> None:
 
 def test_a_store_that_dies_in_the_middle_of_forty_requests(run_child: Any) -> None:
     result = run_child("store_dies")["store_dies"]
-    assert result["asked"] >= 30  # some are shorter than a chunk
     assert result["from_store"] > 0  # it did serve before it died
+    assert result["failed"] > 0  # and was asked for more
     for phase in ("cold", "dying", "dead", "again"):
         assert same(result[phase], result["plain"]), phase
     assert not result["open_while_dead"]

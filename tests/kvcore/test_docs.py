@@ -70,9 +70,9 @@ def test_the_guides_plugin_passes_its_own_tests(package: Path) -> None:
 
 def test_the_guides_files_are_as_the_linter_wants_them(package: Path) -> None:
     """By the rules that new-plugin writes down."""
-    done = run(package, "ruff", "check", "--no-cache", "src", "tests")
+    done = run(package, sys.executable, "-m", "ruff", "check", "--no-cache", "src", "tests")
     assert done.returncode == 0, done.stdout
-    done = run(package, "ruff", "format", "--check", "--no-cache", "src", "tests")
+    done = run(package, sys.executable, "-m", "ruff", "format", "--check", "--no-cache", "src", "tests")
     assert done.returncode == 0, done.stdout
 
 

@@ -101,7 +101,8 @@ def test_any_name_gives_clean_code(tmp_path: Path) -> None:
         for name in ("x", "my-own", LONGEST):
             assert main(["new-plugin", kind, name, "--path", str(tmp_path / kind)]) == 0
     for arguments in (["check", "--no-cache"], ["format", "--check", "--no-cache"]):
-        done = subprocess.run(["ruff", *arguments, tmp_path], capture_output=True, text=True, check=False, timeout=60)
+        ruff = [sys.executable, "-m", "ruff", *arguments, tmp_path]
+        done = subprocess.run(ruff, capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == 0, done.stdout
 
 

@@ -110,8 +110,11 @@ class Server:
             self._process.wait(STOP_S)
 
     def freeze(self) -> None:
-        """SIGSTOP: it holds its connections and answers nothing."""
+        """SIGSTOP: it holds its connections and answers nothing, once this has returned."""
         self._signal(signal.SIGSTOP)
+        give_up = time.monotonic() + STOP_S
+        while self.running and not _stopped(self.pid) and time.monotonic() < give_up:
+            time.sleep(0.001)  # its threads stop one by one
 
     def thaw(self) -> None:
         """SIGCONT."""
@@ -153,6 +156,15 @@ def listens(port: int, host: str = "127.0.0.1") -> bool:
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex((host, port)) == 0
+
+
+def _stopped(pid: int) -> bool:
+    """Has every thread of the process stopped? (Its state stands behind its name, which may hold anything.)"""
+    try:
+        stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:  # a thread has just ended
+        return False
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
 
 def _end_with_parent() -> None:

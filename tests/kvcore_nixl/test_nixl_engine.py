@@ -1,6 +1,5 @@
 """Through the core: what is wrong is a miss, never wrong bytes; what is right comes back after a restart."""
 
-import hashlib
 import os
 import time
 from collections.abc import Callable
@@ -10,24 +9,14 @@ import pytest
 
 from kvcore.api import KVCoreError, ObjectKey
 from kvcore.cli import main
-from kvcore.engine import CacheEngine, GroupSpec, ModelSpec, Space, attach_arena
+from kvcore.engine import CacheEngine, Space
+from kvcore.testing.chunks import CHUNKS, contents, hashes, put, spec
 from kvcore.testing.servers.s3 import JuiceFS
 from kvcore_nixl.files import Files
 from kvcore_nixl.paths import object_path
 from kvcore_nixl.storage import NixlStorage
 
-BLOCK = 64 << 10
 HEADER_BYTES = 4096
-CHUNKS = 8
-
-
-def spec() -> ModelSpec:
-    group = GroupSpec(("a", "b"), (BLOCK, BLOCK))
-    return ModelSpec("test", "m", "w", "bfloat16", 2, "LBHNC", "CPU", "vec", 32, 1, (group,))
-
-
-def hashes(count: int = CHUNKS) -> list[bytes]:
-    return [hashlib.sha256(f"chunk {i}".encode()).digest() for i in range(count)]
 
 
 def opened(tmp_path: Path, serde: str = "", endpoint: str = "", tier: str = "") -> CacheEngine:
@@ -39,31 +28,6 @@ def opened(tmp_path: Path, serde: str = "", endpoint: str = "", tier: str = "") 
         f"l1: {{size: 8MiB}}\nmin_object_size: 128KiB\nl2: [{{storage: {{plugin: nixl, {where}}}{serde}{tier}}}]\n"
     )
     return CacheEngine.open(str(config))
-
-
-def put(engine: CacheEngine, space: Space, keys: list[bytes], first: int = 0) -> None:
-    """Store chunks whose every byte is their index + 1, and wait until the tier has them."""
-    plan = engine.reserve(space, keys, 0, len(keys), [list(range(len(keys) * space.chunk_blocks))])
-    view = attach_arena(space.descriptor())
-    size = space.groups[0].nbytes
-    for copy in plan.copies:
-        view.buffer[copy.slot : copy.slot + size] = bytes([first + copy.blocks[0] // space.chunk_blocks + 1]) * size
-    view.close()
-    engine.publish(plan.id)
-    assert engine.drain() == 0
-
-
-def contents(engine: CacheEngine, space: Space, keys: list[bytes]) -> list[int]:
-    """First byte of each chunk that a lookup promises; all its bytes must be equal."""
-    lookup = engine.lookup(space, keys)
-    assert lookup.wait(10)
-    found = []
-    for copy in engine.retrieve(lookup, 0, [list(range(1000))]):
-        data = bytes(engine.manager.arena.buffer[copy.slot : copy.slot + space.groups[0].nbytes])
-        assert data == data[:1] * len(data)
-        found.append(data[0])
-    engine.release(lookup)
-    return found
 
 
 def path_of(tmp_path: Path, space: Space, chunk_hash: bytes) -> Path:

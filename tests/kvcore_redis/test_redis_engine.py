@@ -1,26 +1,14 @@
 """Through the core: a server that dies costs hits and no request, and what is wrong in it is a miss."""
 
-import hashlib
 from pathlib import Path
 
 import pytest
 from redis_place import eventually
 
 from kvcore.api import ObjectKey, PluginError
-from kvcore.engine import CacheEngine, GroupSpec, ModelSpec, Space, attach_arena
+from kvcore.engine import CacheEngine, Space
+from kvcore.testing.chunks import CHUNKS, contents, hashes, publish, put, spec
 from kvcore.testing.servers.redis import RedisServer
-
-BLOCK = 64 << 10
-CHUNKS = 8
-
-
-def spec() -> ModelSpec:
-    group = GroupSpec(("a", "b"), (BLOCK, BLOCK))
-    return ModelSpec("test", "m", "w", "bfloat16", 2, "LBHNC", "CPU", "vec", 32, 1, (group,))
-
-
-def hashes(count: int = CHUNKS, start: int = 0) -> list[bytes]:
-    return [hashlib.sha256(f"chunk {i}".encode()).digest() for i in range(start, start + count)]
 
 
 def opened(tmp_path: Path, server: RedisServer, options: str = "", tier: str = "") -> CacheEngine:
@@ -28,36 +16,6 @@ def opened(tmp_path: Path, server: RedisServer, options: str = "", tier: str = "
     storage = f"{{plugin: redis, url: '{server.url}', prefix: '{tmp_path}:', timeout: 1s{options}}}"
     config.write_text(f"l1: {{size: 8MiB}}\nmin_object_size: 128KiB\nl2: [{{storage: {storage}{tier}}}]\n")
     return CacheEngine.open(str(config))
-
-
-def publish(engine: CacheEngine, space: Space, keys: list[bytes]) -> None:
-    """Store chunks whose every byte is their index + 1; the tier has not got them yet."""
-    plan = engine.reserve(space, keys, 0, len(keys), [list(range(len(keys) * space.chunk_blocks))])
-    view = attach_arena(space.descriptor())
-    size = space.groups[0].nbytes
-    for copy in plan.copies:
-        view.buffer[copy.slot : copy.slot + size] = bytes([copy.blocks[0] // space.chunk_blocks + 1]) * size
-    view.close()
-    engine.publish(plan.id)
-
-
-def put(engine: CacheEngine, space: Space, keys: list[bytes]) -> None:
-    """The same, and wait until the tier has them."""
-    publish(engine, space, keys)
-    assert engine.drain() == 0
-
-
-def contents(engine: CacheEngine, space: Space, keys: list[bytes]) -> list[int]:
-    """First byte of each chunk that a lookup promises; all its bytes must be equal."""
-    lookup = engine.lookup(space, keys)
-    assert lookup.wait(10)
-    found = []
-    for copy in engine.retrieve(lookup, 0, [list(range(1000))]):
-        data = bytes(engine.manager.arena.buffer[copy.slot : copy.slot + space.groups[0].nbytes])
-        assert data == data[:1] * len(data)
-        found.append(data[0])
-    engine.release(lookup)
-    return found
 
 
 def name_of(tmp_path: Path, space: Space, chunk_hash: bytes) -> str:

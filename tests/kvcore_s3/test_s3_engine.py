@@ -1,7 +1,6 @@
 """Through the core: what is wrong in the bucket is a miss, what is right is shared, and a server that dies costs hits
 only, comes back by itself, and is used again."""
 
-import hashlib
 import threading
 import time
 from collections.abc import Iterator
@@ -12,21 +11,10 @@ import pytest
 from s3_place import BUCKET, eventually, options, raw_client
 
 from kvcore.api import PluginError
-from kvcore.engine import CacheEngine, GroupSpec, ModelSpec, Space, attach_arena
+from kvcore.engine import CacheEngine
+from kvcore.testing.chunks import CHUNKS, contents, hashes, put, spec
 from kvcore.testing.servers import free_port
 from kvcore.testing.servers.s3 import JuiceFS
-
-BLOCK = 64 << 10
-CHUNKS = 8
-
-
-def spec() -> ModelSpec:
-    group = GroupSpec(("a", "b"), (BLOCK, BLOCK))
-    return ModelSpec("test", "m", "w", "bfloat16", 2, "LBHNC", "CPU", "vec", 32, 1, (group,))
-
-
-def hashes(first: int = 0, count: int = CHUNKS) -> list[bytes]:
-    return [hashlib.sha256(f"chunk {i}".encode()).digest() for i in range(first, first + count)]
 
 
 @contextmanager
@@ -43,31 +31,6 @@ def opened(folder: Path, endpoint: str, serde: str = "", **changed: str) -> Iter
         yield engine
     finally:
         engine.close()
-
-
-def put(engine: CacheEngine, space: Space, keys: list[bytes]) -> None:
-    """Store chunks whose every byte is their index + 1, and wait until the tier has taken or lost them."""
-    plan = engine.reserve(space, keys, 0, len(keys), [list(range(len(keys) * space.chunk_blocks))])
-    view = attach_arena(space.descriptor())
-    size = space.groups[0].nbytes
-    for copy in plan.copies:
-        view.buffer[copy.slot : copy.slot + size] = bytes([copy.blocks[0] // space.chunk_blocks + 1]) * size
-    view.close()
-    engine.publish(plan.id)
-    assert engine.drain() == 0
-
-
-def contents(engine: CacheEngine, space: Space, keys: list[bytes]) -> list[int]:
-    """First byte of each chunk that a lookup promises; all its bytes must be equal."""
-    lookup = engine.lookup(space, keys)
-    assert lookup.wait(10)
-    found = []
-    for copy in engine.retrieve(lookup, 0, [list(range(1000))]):
-        data = bytes(engine.manager.arena.buffer[copy.slot : copy.slot + space.groups[0].nbytes])
-        assert data == data[:1] * len(data)
-        found.append(data[0])
-    engine.release(lookup)
-    return found
 
 
 ALL = list(range(1, CHUNKS + 1))
@@ -115,7 +78,7 @@ def test_a_server_that_dies_midway_and_comes_back(own: JuiceFS, tmp_path: Path) 
             begun = time.monotonic()
             assert contents(engine, space, hashes()) == []
             assert time.monotonic() - begun < 10
-        put(engine, space, hashes(100))
+        put(engine, space, hashes(start=100))
         assert engine.stats()['kvcore_tier_open{tier="s3"}'] == 0
         own.start()
         eventually(lambda: contents(engine, space, hashes()) == ALL)

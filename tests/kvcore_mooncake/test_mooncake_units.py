@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kvcore.api import StorageError
+from kvcore.api.buffers import address_of
 from kvcore.testing.memory import aligned, content, split
 from kvcore.testing.servers import free_port
 from kvcore_mooncake import errors, probe
 from kvcore_mooncake.config import MooncakeConfig, host_and_port, resolve
 from kvcore_mooncake.library import load_library
-from kvcore_mooncake.memory import Region, Staging, StagingFull, address_of
+from kvcore_mooncake.memory import Region, Staging, StagingFull
 from kvcore_mooncake.transfer import batches, cut, from_staging, lay_out, pieces, staged_bytes, to_staging
 
 MIB = 1 << 20

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvcore.api.buffers import drop, take
 from kvcore.testing.memory import Room, split
 from kvcore_redis.connection import GROUP_BYTES, GROUP_COMMANDS, Command, _grouped
 from kvcore_redis.resp import BUFFER_BYTES, ProtocolError, Reader, ReplyError, encode, encode_set
 from kvcore_redis.stream import Lost
-from kvcore_redis.views import drop, take
 
 
 class Pieces:

@@ -15,6 +15,8 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 
+from kvcore.api.buffers import address_of, drop, take
+
 PAGE = 4096
 BOUNCE_BYTES = 4 << 20
 _IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024) if os.sysconf("SC_IOV_MAX") > 0 else 16
@@ -51,7 +53,7 @@ def read_object(fd: int, buffers: Sequence[memoryview], nbytes: int, *, direct: 
     `nbytes` is the length of the file and must fit. Returns how many bytes came (fewer when the file has become
     shorter) and whether they came by O_DIRECT. Raises `OSError`.
     """
-    views = _take(buffers, nbytes)
+    views = take(buffers, nbytes)
     if direct:
         for attempt in (_read_pages, _read_bounced):
             try:
@@ -72,22 +74,23 @@ def _write_pages(fd: int, views: list[memoryview], nbytes: int) -> None:
     if tail_bytes:
         page = _own("page", PAGE)
         at = 0
-        for view in _drop(views, nbytes - tail_bytes):
+        for view in drop(views, nbytes - tail_bytes):
             page[at : at + len(view)] = view
             at += len(view)
         page[at:] = bytes(PAGE - at)  # nothing of another object may reach the device behind this one
-        views = [*_take(views, nbytes - tail_bytes), page]
+        views = [*take(views, nbytes - tail_bytes), page]
     _write_all(fd, views)
 
 
 def _write_bounced(fd: int, views: list[memoryview], nbytes: int) -> None:
     bounce = _own("bounce", BOUNCE_BYTES)
-    start = _address(bounce)
+    start = address_of(bounce)
     offset = 0
     for pieces in _chunks(views, BOUNCE_BYTES):
         filled = 0
         for piece in pieces:
-            ctypes.memmove(start + filled, _address(piece), len(piece))
+            # frees the GIL, which copying by slices does not
+            ctypes.memmove(start + filled, address_of(piece), len(piece))
             filled += len(piece)
         padded = -(-filled // PAGE) * PAGE
         bounce[filled:padded] = bytes(padded - filled)
@@ -102,7 +105,7 @@ def _write_all(fd: int, views: list[memoryview], offset: int = 0) -> None:
         if done == 0:
             raise OSError(errno.EIO, "the file system wrote nothing")
         offset += done
-        views = _drop(views, done)
+        views = drop(views, done)
 
 
 def _read_pages(fd: int, views: list[memoryview], nbytes: int) -> int:
@@ -111,9 +114,9 @@ def _read_pages(fd: int, views: list[memoryview], nbytes: int) -> int:
         return _read_all(fd, views, nbytes)
     whole = nbytes - tail_bytes
     page = _own("page", PAGE)
-    done = _read_all(fd, [*_take(views, whole), page], nbytes)
+    done = _read_all(fd, [*take(views, whole), page], nbytes)
     at = 0
-    for view in _drop(views, whole):
+    for view in drop(views, whole):
         count = min(len(view), max(0, done - whole - at))
         view[:count] = page[at : at + count]
         at += count
@@ -122,7 +125,7 @@ def _read_pages(fd: int, views: list[memoryview], nbytes: int) -> int:
 
 def _read_bounced(fd: int, views: list[memoryview], nbytes: int) -> int:
     bounce = _own("bounce", BOUNCE_BYTES)
-    start = _address(bounce)
+    start = address_of(bounce)
     total = 0
     for pieces in _chunks(views, BOUNCE_BYTES):
         wanted = sum(len(piece) for piece in pieces)
@@ -130,7 +133,7 @@ def _read_bounced(fd: int, views: list[memoryview], nbytes: int) -> int:
         at = 0
         for piece in pieces:
             count = min(len(piece), max(0, done - at))
-            ctypes.memmove(_address(piece), start + at, count)
+            ctypes.memmove(address_of(piece), start + at, count)
             at += count
         total += done
         if done < wanted:
@@ -146,39 +149,18 @@ def _read_all(fd: int, views: list[memoryview], nbytes: int, offset: int = 0) ->
         if done == 0:
             break
         total += done
-        views = _drop(views, done)
+        views = drop(views, done)
     return min(total, nbytes)
 
 
 # --- views ------------------------------------------------------------------------------------------------------
 
 
-def _take(views: Sequence[memoryview], nbytes: int) -> list[memoryview]:
-    """The first `nbytes` of the concatenation."""
-    taken = []
-    for view in views:
-        if nbytes <= 0:
-            break
-        if len(view):
-            taken.append(view if len(view) <= nbytes else view[:nbytes])
-            nbytes -= len(view)
-    return taken
-
-
-def _drop(views: Sequence[memoryview], nbytes: int) -> list[memoryview]:
-    """The concatenation without its first `nbytes`."""
-    for i, view in enumerate(views):
-        if nbytes < len(view):
-            return [view[nbytes:] if nbytes else view, *views[i + 1 :]]
-        nbytes -= len(view)
-    return []
-
-
 def _chunks(views: list[memoryview], nbytes: int) -> Iterator[list[memoryview]]:
     """The concatenation in runs of `nbytes`, the last one shorter."""
     while views:
-        yield _take(views, nbytes)
-        views = _drop(views, nbytes)
+        yield take(views, nbytes)
+        views = drop(views, nbytes)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------
@@ -193,32 +175,6 @@ def _own(name: str, nbytes: int) -> memoryview:
         view = memoryview(mmap.mmap(-1, nbytes))
         setattr(_local, name, view)
     return view
-
-
-class _PyBuffer(ctypes.Structure):
-    _fields_ = [
-        ("buf", ctypes.c_void_p),
-        ("obj", ctypes.c_void_p),
-        ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p),
-        ("internal", ctypes.c_void_p),
-    ]
-
-
-def _address(view: memoryview) -> int:
-    """Where the memory of `view` begins. `ctypes.memmove` frees the GIL, which copying by slices does not, and
-    `from_buffer` refuses the read-only views that stores are made from."""
-    buffer = _PyBuffer()
-    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), 0)
-    address = buffer.buf
-    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
-    return int(address)
 
 
 def _clear_direct(fd: int) -> None:

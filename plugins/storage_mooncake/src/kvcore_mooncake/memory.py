@@ -1,6 +1,5 @@
 """Memory that Mooncake may transfer from and to: what is registered, and staging buffers for what is not."""
 
-import ctypes
 import mmap
 import threading
 from collections.abc import Callable, Iterator
@@ -8,38 +7,11 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from kvcore.api import format_size
+from kvcore.api.buffers import address_of
 
 GRAIN = 1 << 20
 WAIT_S = 5.0
 """How long a call waits for other calls to give staging memory back."""
-
-
-class _PyBuffer(ctypes.Structure):
-    _fields_ = [
-        ("buf", ctypes.c_void_p),
-        ("obj", ctypes.c_void_p),
-        ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p),
-        ("internal", ctypes.c_void_p),
-    ]
-
-
-def address_of(view: memoryview) -> int:
-    """Where the memory of `view` begins; `from_buffer` refuses the read-only views that stores are made from.
-
-    Raises `ValueError` for a view that was released.
-    """
-    buffer = _PyBuffer()
-    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), 0)
-    address = buffer.buf
-    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
-    return int(address)
 
 
 class Region(NamedTuple):

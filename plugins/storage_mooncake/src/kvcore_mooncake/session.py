@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 from kvcore.api import StorageError, format_size
+from kvcore.api.buffers import address_of
 from kvcore_mooncake.errors import MASTER_SILENT, NOT_FOUND, OK, TRANSFER_FAILED, words
 from kvcore_mooncake.library import Store
-from kvcore_mooncake.memory import Region, Staging, address_of
+from kvcore_mooncake.memory import Region, Staging
 from kvcore_mooncake.transfer import Layout
 
 GIVEN_UP_S, SETTLE_S = 55.0, 300.0

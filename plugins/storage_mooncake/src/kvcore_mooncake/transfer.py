@@ -4,7 +4,8 @@ import ctypes
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from kvcore_mooncake.memory import Region, address_of
+from kvcore.api.buffers import address_of
+from kvcore_mooncake.memory import Region
 
 
 class Piece(NamedTuple):

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvcore.api import StorageError
+from kvcore.api.buffers import Part
 from kvcore_redis.address import Endpoint
 from kvcore_redis.config import Login
 from kvcore_redis.resp import Reader, ReplyError, encode
 from kvcore_redis.stream import Lost, Stream, TLSStream, time_left
-from kvcore_redis.views import Part
 
 GROUP_BYTES = 1 << 20
 """A pipeline goes out in groups of so many bytes, or of one larger object, at most two of them unanswered: the server

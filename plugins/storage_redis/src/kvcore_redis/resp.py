@@ -7,7 +7,7 @@ A value goes from the source straight into the caller's buffers. Only what arriv
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from kvcore_redis.views import drop, take
+from kvcore.api.buffers import drop, take
 
 BUFFER_BYTES = 4096
 _SCRATCH_BYTES = 1 << 20

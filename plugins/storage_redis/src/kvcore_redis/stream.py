@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from kvcore.api import StorageError
-from kvcore_redis.views import Part, drop
+from kvcore.api.buffers import Part, drop
 
 _IOV_MAX = 1024
 _SLACK = 1.05

@@ -1,6 +1,7 @@
 """The controllers behind the cache engine: they plan, the tiers and the data plane move bytes."""
 
+from kvcore.control.events import sort_events
 from kvcore.control.fetch import Fetch, Fetcher, Want
 from kvcore.control.manager import StorageManager
 
-__all__ = ["Fetch", "Fetcher", "StorageManager", "Want"]
+__all__ = ["Fetch", "Fetcher", "StorageManager", "Want", "sort_events"]

@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from kvcore.api import Failed, ObjectEvent, ObjectLayout, Stored
+from kvcore.api import ObjectEvent, ObjectLayout
+from kvcore.control.events import sort_events
 from kvcore.control.loop import LoopThread
 from kvcore.l1 import L1, L1Object, ReadLease
 from kvcore.l2 import Stores, Tier, Transfer
@@ -215,12 +216,7 @@ class _Queue:
 
     def _report(self, batch: Sequence[L1Object], stores: Stores) -> None:
         name = self.tier.name
-        stored, failed = [], []
-        for obj, outcome in zip(batch, stores.outcomes, strict=True):
-            if isinstance(outcome, Stored):
-                stored.append(ObjectEvent(obj.key, name, obj.space.nbytes))
-            elif isinstance(outcome, Failed):
-                failed.append(ObjectEvent(obj.key, name, obj.space.nbytes, outcome.kind))
+        stored, failed = sort_events(name, [(o.key, o.space.nbytes) for o in batch], stores.outcomes)
         if stored:
             self._controller.on_stored(stored)
         if failed:

@@ -5,18 +5,15 @@ from typing import Any, Literal
 
 from kvcore.api import (
     ConfigError,
-    Failed,
     Loaded,
     LoadOutcome,
-    Missing,
-    ObjectEvent,
     ObjectKey,
     ObjectLayout,
     Stored,
     StoreOutcome,
 )
 from kvcore.config import load_config
-from kvcore.control import StorageManager
+from kvcore.control import StorageManager, sort_events
 from kvcore.engine import space as spaces
 from kvcore.engine.presence import Presence
 from kvcore.engine.space import ModelSpec
@@ -121,12 +118,7 @@ class ObjectStore:
         hooks = self._manager.hooks
         if not (hooks.listens(event) or hooks.listens("failed")):
             return
-        good, bad = [], []
-        for (key, nbytes), outcome in zip(objects, outcomes, strict=True):
-            if isinstance(outcome, Failed):
-                bad.append(ObjectEvent(key, tier, nbytes, outcome.kind))
-            elif not isinstance(outcome, Missing):
-                good.append(ObjectEvent(key, tier, nbytes))
+        good, bad = sort_events(tier, objects, outcomes)
         (hooks.loaded if event == "loaded" else hooks.stored)(good)
         hooks.failed(bad)
 

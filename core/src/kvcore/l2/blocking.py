@@ -14,6 +14,9 @@ CANCEL_S = 0.2
 OPEN_S = 120.0
 """An open may rebuild an index, which takes longer than a transfer is allowed to."""
 
+LISTED_AT_ONCE = 1000
+"""Objects per batch of a listing."""
+
 
 class Calls:
     """Calls one storage's methods, blocking or not, each with a deadline."""
@@ -53,7 +56,7 @@ class Calls:
     async def delete(self, keys: Sequence[ObjectKey]) -> None:
         await self._call(self.storage.delete, keys)
 
-    async def entries(self, batch: int) -> AsyncIterator[Sequence[Entry]]:
+    async def entries(self, batch: int = LISTED_AT_ONCE) -> AsyncIterator[Sequence[Entry]]:
         """What the storage lists, `batch` objects at a time, each batch within the deadline; what is listed all at once
         gets the time of an open. Raises `NotImplementedError` where the storage cannot list."""
         listed = await self._call(self.storage.list, timeout_s=max(OPEN_S, self._timeout_s))

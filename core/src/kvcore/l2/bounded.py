@@ -21,8 +21,6 @@ from kvcore.l2.blocking import Calls
 from kvcore.l2.capacity import Capacity
 from kvcore.observe import logger
 
-LISTED_AT_ONCE = 1000
-"""Objects per batch of a listing."""
 DELETED_AT_ONCE = 64
 """Objects per call that makes room."""
 RELIST_S = 600.0
@@ -125,7 +123,7 @@ class BoundedCalls(Calls):
         while True:
             missing = self._capacity.known()
             try:
-                async for entries in self.entries(LISTED_AT_ONCE):
+                async for entries in self.entries():
                     self._capacity.add(entries)
                     missing.difference_update(entry.key for entry in entries)
                 self._capacity.remove(missing)  # known before the listing began, and not in it

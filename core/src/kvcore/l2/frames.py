@@ -30,8 +30,6 @@ from kvcore.l2.buffers import StagingPool
 from kvcore.l2.frame import HEADER_BYTES
 from kvcore.l2.threads import DeadlineExceeded, Threads
 
-LISTED_AT_ONCE = 1000
-"""Objects per batch of a listing."""
 SAMPLE = 16
 """Objects of a deleted batch that are asked for."""
 _ALIGN = 4096
@@ -123,7 +121,7 @@ class Frames:
 
     async def entries(self) -> AsyncIterator[Sequence[Entry]]:
         """All objects, in bounded batches. Raises `CannotList` where the storage cannot enumerate."""
-        batches = self._calls.entries(LISTED_AT_ONCE)
+        batches = self._calls.entries()
         while True:
             try:
                 entries = await anext(batches)

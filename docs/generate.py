@@ -70,7 +70,7 @@ def plugins() -> str:
     projects = [tomllib.loads(f.read_text()) for f in sorted(DOCS.parent.glob("plugins/*/pyproject.toml"))]
     ours = ["kvcore", *(p["project"]["name"] for p in projects)]
     registry = Registry(allow=ours)
-    missing = set(ours) - {i.distribution for kind in KINDS for i in registry.available(kind)}
+    missing = set(ours) - {i.distribution for kind in GROUPS for i in registry.available(kind)}
     if missing:
         sys.exit(f"install these first: {', '.join(sorted(missing))}")
     parts = [
@@ -79,7 +79,7 @@ def plugins() -> str:
         "What comes with this repository. A built-in is part of `kvcore`; its name is reserved. `kvcore plugins list` "
         "shows what is installed here.",
     ]
-    for kind in KINDS:
+    for kind in GROUPS:
         parts.append(f"## {kind}")
         for info in registry.available(kind):
             if info.distribution not in ours:
@@ -100,7 +100,7 @@ def hook_page() -> str:
         "leave out arguments; it must not add any. How to write a plugin: [write-a-plugin.md](write-a-plugin.md).",
         "| group | hook | interface version |\n|---|---|---|\n"
         + "\n".join(f"| `{GROUPS[k]}` | `kvcore_{k}` | {API_VERSIONS[k]} |" for k in KINDS)
-        + "\n| `kvcore.hooks` | observers and `kvcore_wrap` | |",
+        + f"\n| `kvcore.hooks` | observers, `kvcore_observer` and `kvcore_wrap` | {API_VERSIONS['hooks']} |",
     ]
     for name, function in vars(hooks).items():
         if name.startswith("kvcore_"):

@@ -243,7 +243,7 @@ l1: {}
         ("l2: {storage: memory}", "1:5: l2: must be a list, given a mapping"),
         ("l2: [memory]", "1:6: l2[0]: must be a mapping, given 'memory'"),
         ("hooks: x", "1:8: hooks: must be a list (write [x]), given 'x'"),
-        ("hooks: [1]", "1:9: hooks[0]: must be text (put it in quotes), given 1"),
+        ("hooks: [1]", "1:9: hooks[0]: must be the name of a hooks plugin or {plugin: name, option: value}, given 1"),
         ("chunk_tokens: 0", "1:15: chunk_tokens: 0 is no number of tokens"),
         ("chunk_tokens: true", "chunk_tokens: True is no number of tokens"),
         ('chunk_tokens: "256"', "chunk_tokens: '256' is no number of tokens"),

@@ -4,7 +4,8 @@ import logging
 
 import pytest
 
-from kvcore.api import EvictionPolicy, ObjectEvent, PluginError
+from kvcore.api import ConfigError, EvictionPolicy, ObjectEvent, PluginError
+from kvcore.config import load_config
 from kvcore.plugins import Hooks, PluginSpec, Registry
 from kvcore.testing import dist
 
@@ -134,3 +135,73 @@ def test_wrong_lists_of_hooks(site):
 def test_a_misspelt_observer(site):
     with pytest.raises(PluginError, match="did you mean kvcore_stored"):
         hooks(site, OBSERVER.replace("def kvcore_stored", "def kvcore_storred"))
+
+
+WITH_OPTIONS = """
+from kvcore.api import ApiVersion, Component, PluginConfig, hookimpl
+made = []
+class Options(PluginConfig):
+    word: str = "plain"
+class Observer:
+    def __init__(self, config, context): made.append(self); self.word, self.heard = config.word, []
+    @hookimpl
+    def kvcore_stored(self, events): self.heard += events
+@hookimpl
+def kvcore_observer(): return Component(api=ApiVersion(1, 0), factory=Observer, config=Options)
+"""
+
+
+def test_an_observer_may_have_options(site):
+    registry, found = hooks(site, WITH_OPTIONS, [PluginSpec("watch", {"word": "chosen"})])
+    import fake_watch
+
+    found.stored([EVENT])
+    assert [(o.word, o.heard) for o in fake_watch.made] == [("chosen", [EVENT])]
+    registry.use_hooks(["watch"])  # another cache: another observer
+    assert [(o.word, o.heard) for o in fake_watch.made[1:]] == [("plain", [])]
+    with pytest.raises(ConfigError, match=r"hooks\[0\]: wrod: "):
+        registry.use_hooks([PluginSpec("watch", {"wrod": "x"}, "hooks[0]")])
+
+
+def test_options_in_a_file_are_checked_with_their_place(site, tmp_path):
+    registry, _ = hooks(site, WITH_OPTIONS, [])
+    file = tmp_path / "kvcore.yaml"
+    file.write_text("hooks:\n  - {plugin: watch, word: here}\n")
+    config = load_config(file, env={}, registry=registry)
+    assert [(s.plugin, s.options.word) for s in config.hooks] == [("watch", "here")]
+    assert [(r.path, r.value) for r in config.rows() if "hooks" in r.path] == [
+        ("hooks[0]", "watch"),
+        ("hooks[0].word", "here"),
+    ]
+    file.write_text("hooks:\n  - {plugin: watch, word: 3}\n  - watch\n  - {plugin: nobody}\n")
+    with pytest.raises(ConfigError) as raised:
+        load_config(file, env={}, registry=registry)
+    assert [f.path for f in raised.value.faults] == ["hooks[0].word", "hooks[1]", "hooks[2]"]
+
+
+def test_options_for_a_hook_that_has_none(site):
+    with pytest.raises(ConfigError, match="has no options, given word"):
+        hooks(site, OBSERVER, [PluginSpec("watch", {"word": "x"}, "hooks[0]")])
+
+
+def test_an_observer_without_a_hook_is_an_error(site):
+    with pytest.raises(PluginError, match="implements no hook"):
+        hooks(site, WITH_OPTIONS.replace("    @hookimpl\n", ""))
+
+
+def test_an_observer_of_the_process_itself_hears_the_same(site):
+    _, found = hooks(site, OBSERVER)
+
+    class Own:
+        heard: list[object] = []
+
+        def stored(self, events):
+            self.heard += events
+
+    assert not found.listens("evicted")
+    found.add("own", Own())
+    found.stored([EVENT])
+    import fake_watch
+
+    assert fake_watch.seen == [("stored", [EVENT])]
+    assert Own.heard == [EVENT]

@@ -29,7 +29,7 @@ class ApiVersion(NamedTuple):
         return f"{self.major}.{self.minor}"
 
 
-API_VERSIONS: dict[Kind, ApiVersion] = {kind: ApiVersion(1, 0) for kind in KINDS}
+API_VERSIONS: dict[str, ApiVersion] = {kind: ApiVersion(1, 0) for kind in GROUPS}
 """What this core offers. A component is accepted with the same major and no greater minor."""
 
 
@@ -49,12 +49,18 @@ class Component:
 
 
 class ObjectEvent(NamedTuple):
-    """One object in an observer's batch. `tier` is `l1` or the name of an L2 tier; `reason` says why."""
+    """One object in an observer's batch. `tier` is `l1` or the name of an L2 tier; `reason` says why.
+
+    What an engine computed comes with `parent`, the chunk hash before it in its request (`b""`: it is the first), and
+    with the `tokens` of its chunk. Elsewhere they are not known: None and 0.
+    """
 
     key: Any
     tier: str
     nbytes: int
     reason: str = ""
+    parent: bytes | None = None
+    tokens: int = 0
 
 
 @hookspec(firstresult=True)
@@ -82,6 +88,13 @@ def kvcore_engine() -> Component:  # type: ignore[empty-body]
     """The engine connector this plugin offers: `factory` makes an `EngineIntegration`."""
 
 
+@hookspec(firstresult=True)
+def kvcore_observer() -> Component:  # type: ignore[empty-body]
+    """The observer with options that a plugin of the group `kvcore.hooks` offers: `factory` makes an object whose
+    methods of the names below, marked `@hookimpl`, are called. It is made wherever the configuration is read; its work
+    begins with `kvcore_opened` and ends with `kvcore_closed`."""
+
+
 @hookspec
 def kvcore_opened(name: str) -> None:
     """A cache engine named `name` is open and serves."""
@@ -94,7 +107,7 @@ def kvcore_closed(name: str) -> None:
 
 @hookspec
 def kvcore_stored(events: Sequence[ObjectEvent]) -> None:
-    """Objects became loadable, in L1 or in a tier."""
+    """Objects became loadable, in L1 or in a tier. `reason` is `loaded` for what came into L1 from a tier."""
 
 
 @hookspec
@@ -104,7 +117,8 @@ def kvcore_loaded(events: Sequence[ObjectEvent]) -> None:
 
 @hookspec
 def kvcore_evicted(events: Sequence[ObjectEvent]) -> None:
-    """Objects left L1 to make room."""
+    """Objects left L1 or a tier, as far as this process can tell: in the order of `kvcore_stored`, and at most about a
+    second later. `reason`: `room`, `cleared`, or `unused` for what was fetched or given up and is not needed there."""
 
 
 @hookspec

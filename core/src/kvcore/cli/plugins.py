@@ -57,10 +57,11 @@ def _show(registry: Registry, args: argparse.Namespace) -> int:
     shown = []
     for info in _named(registry, args.name, args.kind):
         entry: dict[str, Any] = {**info.as_dict(), "api": None, "options": []}
-        if info.kind != "hooks":
+        full = f"{info.name}@{info.distribution}"
+        if info.kind != "hooks" or registry.config_model(info.kind, full) is not None:
             from kvcore.config.describe import options
 
-            component = registry.component(info.kind, f"{info.name}@{info.distribution}")
+            component = registry.component(info.kind, full)
             entry["api"] = str(component.api)
             entry["options"] = [o._asdict() for o in options(component.config)]
         shown.append(entry)

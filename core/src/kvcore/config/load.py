@@ -158,17 +158,20 @@ class _Loader:
 
     def _check_hooks(self, data: dict[str, Any]) -> None:
         seen: set[str] = set()
-        for i, name in _entries(data.get("hooks")):
-            if not isinstance(name, str):
-                continue
+        for i, node in _entries(data.get("hooks")):
             path = ("hooks", i)
+            # without options it is loaded when it is needed
+            spec = PluginSpec(node, {}, show(path)) if isinstance(node, str) else self._spec("hooks", node, path)
+            self._specs.append(spec)
+            data["hooks"][i] = len(self._specs) - 1
             try:
-                found = self._registry.find("hooks", name)
+                found = self._registry.find("hooks", spec.plugin)
             except PluginError as e:
-                self._fault(self._tree.source(path), path, str(e))
+                if isinstance(node, str):
+                    self._fault(self._tree.source(path), path, str(e))
                 continue
             if found.label in seen:
-                self._fault(self._tree.source(path), path, f"{name!r} is listed twice")
+                self._fault(self._tree.source(path), path, f"{spec.plugin!r} is listed twice")
             seen.add(found.label)
 
     def _fault(self, source: Source, path: Path, text: str) -> None:

@@ -136,7 +136,7 @@ class Config(PluginConfig):
     """The tiers behind L1. All are asked at once; the first in this order that has an object serves it. Default without
     a configuration file: one `disk` tier when kvcore-disk is installed, else none."""
 
-    hooks: tuple[str, ...] = ()
+    hooks: tuple[Plugin, ...] = ()
     """Observers and wrappers to load: hooks plugins, in order."""
 
     metrics_port: int | None = Field(default=None, ge=0, le=65535)

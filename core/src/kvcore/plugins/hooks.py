@@ -32,6 +32,12 @@ class Hooks:
         }
         self._complained: set[tuple[str, str]] = set()
 
+    def add(self, label: str, observer: Any) -> None:
+        """Have `observer`'s methods of the names in `OBSERVERS` called, too: `stored(events)` and so on."""
+        for event in OBSERVERS:
+            if (method := getattr(observer, event, None)) is not None:
+                self._listeners[event] += ((label, method),)
+
     def opened(self, name: str) -> None:
         """The cache engine `name` is open."""
         self._tell("opened", name=name)

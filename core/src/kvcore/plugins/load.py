@@ -39,8 +39,14 @@ def load(candidate: Candidate) -> pluggy.PluginManager:
     except FAILURES as e:
         raise failure(candidate, "cannot be imported", e) from e
     pm = manager()
+    register(candidate, pm, target)
+    return pm
+
+
+def register(candidate: Candidate, pm: pluggy.PluginManager, target: Any) -> None:
+    """Register the hooks of a plugin's module, or of the observer it has made. Raises `PluginError`."""
     try:
-        pm.register(target, name=candidate.entry.value)
+        pm.register(target)
         pm.check_pending()
     except pluggy.PluginValidationError as e:
         text = _unknown_arguments(target) or _known_hooks(str(e))
@@ -52,23 +58,27 @@ def load(candidate: Candidate) -> pluggy.PluginManager:
             f"{describe(candidate)} implements no hook: {candidate.entry.value!r} needs a function "
             f"marked @hookimpl, such as {_expected_hook(candidate)}"
         )
-    return pm
+
+
+def offers(candidate: Candidate, pm: pluggy.PluginManager) -> bool:
+    """Does the plugin implement the hook that offers its component? Of the group `kvcore.hooks` few do."""
+    return bool(getattr(pm.hook, _offer(candidate)).get_hookimpls())
 
 
 def component(candidate: Candidate, pm: pluggy.PluginManager) -> Component:
     """The component the plugin offers for its kind. Raises `PluginError`."""
-    hook = getattr(pm.hook, f"kvcore_{candidate.kind}")
-    if not hook.get_hookimpls():
+    name = _offer(candidate)
+    if not offers(candidate, pm):
         raise PluginError(
-            f"{describe(candidate)} does not implement kvcore_{candidate.kind}: {candidate.entry.value!r} stands in "
+            f"{describe(candidate)} does not implement {name}: {candidate.entry.value!r} stands in "
             f"the entry-point group {candidate.entry.group!r}, so it must"
         )
     try:
-        offered = hook()
+        offered = getattr(pm.hook, name)()
     except FAILURES as e:
-        raise failure(candidate, f"failed in kvcore_{candidate.kind}()", e) from e
+        raise failure(candidate, f"failed in {name}()", e) from e
     if not isinstance(offered, Component):
-        raise PluginError(f"{describe(candidate)}: kvcore_{candidate.kind}() returned {offered!r}, not a Component")
+        raise PluginError(f"{describe(candidate)}: {name}() returned {offered!r}, not a Component")
     _check_api(candidate, offered.api)
     if not callable(offered.factory):
         raise PluginError(f"{describe(candidate)}: factory {offered.factory!r} cannot be called")
@@ -106,7 +116,7 @@ def _applies(marker: Any) -> bool:
 
 def _check_api(candidate: Candidate, api: object) -> None:
     kind = candidate.kind
-    ours = API_VERSIONS[kind]  # type: ignore[index]  # the caller has checked the kind
+    ours = API_VERSIONS[kind]
     if not (isinstance(api, tuple) and len(api) == 2 and all(type(part) is int for part in api)):
         raise PluginError(
             f"{describe(candidate)} declares api={api!r}: write a literal such as ApiVersion({ours.major}, 0)"
@@ -200,6 +210,10 @@ def _known_hooks(text: str) -> str:
     near = get_close_matches(wrong[1], _HOOKS, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     return f"{text}{hint}. The hooks are {', '.join(_HOOKS)}"
+
+
+def _offer(candidate: Candidate) -> str:
+    return "kvcore_observer" if candidate.kind == "hooks" else f"kvcore_{candidate.kind}"
 
 
 def _expected_hook(candidate: Candidate) -> str:

@@ -114,7 +114,7 @@ class Registry:
     def component(self, kind: str, name: str) -> Component:
         """Import, validate and remember the component that `name` selects. Raises `PluginError`."""
         candidate = self._select(kind, name)
-        if kind == "hooks":
+        if kind == "hooks" and not loading.offers(candidate, self._load(candidate)):
             raise PluginError(f"{loading.describe(candidate)} offers no component: list it under `hooks:`")
         if candidate not in self._components:
             self._components[candidate] = loading.component(candidate, self._load(candidate))
@@ -122,6 +122,8 @@ class Registry:
 
     def config_model(self, kind: str, name: str) -> "type[PluginConfig] | None":
         """The model of the component's options; None when it has none. Raises `PluginError`."""
+        if kind == "hooks" and not loading.offers(candidate := self._select(kind, name), self._load(candidate)):
+            return None
         return self.component(kind, name).config
 
     def create(self, kind: str, spec: PluginSpec, context: Context | None = None) -> Any:
@@ -129,17 +131,7 @@ class Registry:
 
         Raises `PluginError`; `ConfigError` when `spec.options` is a raw mapping that does not validate.
         """
-        candidate = self._select(kind, spec.plugin)
-        component = self.component(kind, spec.plugin)
-        config = _validated(candidate, component, spec)
-        context = context if context is not None else self.context(spec.where)
-        try:
-            made = component.factory(config, context)
-        except loading.StartError:  # of what it asked its context for: that error has its own name and place
-            raise
-        except loading.FAILURES as e:
-            error = loading.failure(candidate, f"failed to start ({spec.where or 'unnamed'})", e)
-            raise loading.StartError(str(error)) from e
+        candidate, made = self._make(kind, spec, context)
         if not isinstance(made, interface(kind)):
             names = " or ".join(c.__name__ for c in interface(kind))
             raise PluginError(f"{loading.describe(candidate)}: its factory made a {type(made).__name__}, not a {names}")
@@ -159,16 +151,44 @@ class Registry:
 
         return Context(name=where, make_eviction=make_eviction, passive=passive, make_storage=make_storage)
 
-    def use_hooks(self, names: Sequence[str]) -> Hooks:
-        """Load these of the group `kvcore.hooks`, in order, for `create` and the engine. Raises `PluginError`."""
-        chosen = [self._select("hooks", name) for name in names]
+    def use_hooks(self, plugins: Sequence[str | PluginSpec]) -> Hooks:
+        """Load these of the group `kvcore.hooks`, in order, for `create` and the engine.
+
+        Raises `PluginError`; `ConfigError` for raw options that do not validate.
+        """
+        specs = [_loose(plugin, f"hooks[{i}]") for i, plugin in enumerate(plugins)]
+        chosen = [self._select("hooks", spec.plugin) for spec in specs]
         for c in chosen:
             if chosen.count(c) > 1:
                 raise PluginError(f"{loading.describe(c)} is listed twice under `hooks:`")
-        self.hooks = Hooks([(c.label, self._load(c)) for c in chosen])
+        self.hooks = Hooks([(c.label, self._hook(c, spec)) for c, spec in zip(chosen, specs, strict=True)])
         return self.hooks
 
     # --- private
+
+    def _make(self, kind: str, spec: PluginSpec, context: Context | None) -> tuple[Candidate, Any]:
+        candidate = self._select(kind, spec.plugin)
+        component = self.component(kind, spec.plugin)
+        config = _validated(candidate, component.config, spec)
+        context = context if context is not None else self.context(spec.where)
+        try:
+            return candidate, component.factory(config, context)
+        except loading.StartError:  # of what it asked its context for: that error has its own name and place
+            raise
+        except loading.FAILURES as e:
+            error = loading.failure(candidate, f"failed to start ({spec.where or 'unnamed'})", e)
+            raise loading.StartError(str(error)) from e
+
+    def _hook(self, candidate: Candidate, spec: PluginSpec) -> pluggy.PluginManager:
+        """The plugin's own hooks, and those of the observer that it offers, made with these options."""
+        own = self._load(candidate)
+        if not loading.offers(candidate, own):
+            _validated(candidate, None, spec)
+            return own
+        both = loading.manager()
+        for target in (*own.get_plugins(), self._make("hooks", spec, None)[1]):
+            loading.register(candidate, both, target)
+        return both
 
     def _scan(self) -> tuple[list[Candidate], list[str]]:
         if self._scanned is None:
@@ -284,9 +304,9 @@ def _loose(spec: Any, where: str) -> PluginSpec:
     raise PluginError(f"{where}: {spec!r} is no plugin: write a name or {{plugin: name, option: value}}")
 
 
-def _validated(candidate: Candidate, component: Component, spec: PluginSpec) -> Any:
+def _validated(candidate: Candidate, model: "type[PluginConfig] | None", spec: PluginSpec) -> Any:
     """The options as the component's own model."""
-    model, options = component.config, spec.options
+    options = spec.options
     if model is not None and isinstance(options, model):
         return options
     if not isinstance(options, Mapping):

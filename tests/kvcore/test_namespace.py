@@ -4,7 +4,6 @@ import hashlib
 import json
 from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from toys import DictStorage, Halve, Mirror, Zip
 
 from kvcore.api import Serde
-from kvcore.control import StorageManager
+from kvcore.control.tiers import lossy_tags
 from kvcore.engine import GroupSpec, ModelSpec
 from kvcore.engine.space import namespace
 from kvcore.l2 import Codec, Threads, Tier
@@ -147,8 +146,3 @@ def test_of_the_serdes_only_lossy_ones_enter(chains: list[list[Serde]], expected
     ]
     assert lossy_tags(tiers) == expected
     assert (name(lossy=lossy_tags(tiers)) == name()) == (not expected)
-
-
-def lossy_tags(tiers: list[Tier]) -> list[str]:
-    """What the storage manager says for these tiers."""
-    return StorageManager.lossy_tags.fget(SimpleNamespace(tiers=tiers))  # type: ignore[attr-defined]

@@ -78,7 +78,9 @@ class Fetcher:
 
         Tiers that do not answer in time have nothing.
         """
-        tiers = self._tiers if after is None else self._tiers[self._tiers.index(after) + 1 :]
+        tiers = list(self._tiers)  # they may change while this waits
+        if after in tiers:  # else it has been removed meanwhile
+            tiers = tiers[tiers.index(after) + 1 :]
         keys = [w.key for w in wants]
         asked = {self._loop.spawn(tier.exists(keys)): i for i, tier in enumerate(tiers)}
         sources: list[int | None] = [None] * len(keys)

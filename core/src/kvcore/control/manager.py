@@ -4,18 +4,20 @@ import asyncio
 import os
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvcore.api import KVCoreError, ObjectEvent, ObjectLayout, PluginError, Serde, format_size
+from kvcore.api import ObjectEvent, ObjectLayout, format_size
 from kvcore.config import Config, TierConfig
 from kvcore.control.fetch import Fetcher
 from kvcore.control.loop import LoopThread
 from kvcore.control.spill import SpillController
 from kvcore.control.store import StoreController, WritePolicy
+from kvcore.control.tiers import DRAIN_S as TIER_DRAIN_S
+from kvcore.control.tiers import Tiers
 from kvcore.l1 import L1, Arena, L1Object, ObjectSpace
 from kvcore.l1.arena import available_memory
-from kvcore.l2 import Capacity, Codec, Threads, Tier
+from kvcore.l2 import Tier
 from kvcore.observe import Metrics, logger
 from kvcore.plugins import PluginSpec, Registry
 
@@ -44,15 +46,14 @@ class StorageManager:
         self.hooks = registry.use_hooks(config.hooks)
         self._registry = registry
         self.closed = False
-        self._decoders: dict[str, Serde | None] = {}
         self.loop = LoopThread("kvcore-io")
-        self._codec_threads: list[Threads] = []
-        self.tiers: list[Tier] = []
+        self._tiers = Tiers(self.loop, registry, metrics, config.lookup_timeout)
+        self.tiers: list[Tier] = self._tiers.open
         self.arena: Arena | None = None
         self.layouts: dict[ObjectSpace, ObjectLayout] = {}
         _managers.add(self)
         try:
-            self.loop.submit(self._open_tiers()).result()
+            self.loop.submit(self._tiers.start(config.l2)).result()
             if with_l1:
                 self._open_l1()
         except BaseException:
@@ -62,7 +63,12 @@ class StorageManager:
     @property
     def lossy_tags(self) -> list[str]:
         """Tags of lossy serdes in any tier: part of the namespace."""
-        return sorted({s.tag for tier in self.tiers for s in tier.codec.chain if s.lossy})
+        return list(self._tiers.lossy)
+
+    @property
+    def tier_configs(self) -> dict[str, TierConfig]:
+        """The configuration of each tier, by name."""
+        return dict(self._tiers.configs)
 
     def create(self, kind: Any, spec: PluginSpec) -> Any:
         """An instance of a configured component."""
@@ -73,13 +79,15 @@ class StorageManager:
         if self.closed:
             return
         self.closed = True
+        changing = self._tiers.changing.acquire(timeout=DRAIN_S)  # a tier that is being opened or closed
         try:
             self.loop.submit(self._close_tiers()).result(DRAIN_S + CLOSE_TIERS_S)
         except TimeoutError:
             logger.warning("a tier did not close in time: it is left behind")
         finally:
-            for threads in self._codec_threads:
-                threads.close()
+            if changing:
+                self._tiers.changing.release()
+            self._tiers.stop_threads()
             self.loop.close()
             if self.arena is not None:
                 self.arena.close()
@@ -102,9 +110,7 @@ class StorageManager:
         size = max(MIN_AUTO_BYTES, available_memory() // 4) if config.size == "auto" else int(config.size)
         self.arena = Arena(size)
         self.l1 = L1(self.arena, self.create("eviction", config.eviction), lease_s=config.lease, on_evict=self._evicted)
-        policies = [
-            WritePolicy(min(int(t.queue_size), self.arena.size // 2), t.write, t.promote) for t in self.config.l2
-        ]
+        policies = [self._write_policy(t) for t in self.config.l2]
         self.stores = StoreController(
             self.loop, self.l1, self.tiers, policies, self.metrics, self.hooks.stored, self.hooks.failed
         )
@@ -126,51 +132,20 @@ class StorageManager:
         if not self.tiers and "l2" not in self.config.sources:
             logger.warning("no l2 tier is configured: what leaves L1 is lost (`l2: []` says that this is meant)")
 
-    async def _open_tiers(self) -> None:
-        for spec in self.config.l2:
-            storage = self.create("storage", spec.storage)
-            chain = [self.create("serde", s) for s in spec.serde]
-            plain = [s for s in chain if s.tag != "raw/1"]  # identity: not worth a copy
-            threads = Threads("kvcore-codec", max(1, min(4, os.cpu_count() or 1)))  # its own: a serde may hang
-            self._codec_threads.append(threads)
-            tier = Tier(
-                self._tier_name(spec),
-                storage,
-                Codec(plain, self._decoder),
-                threads=threads,
-                timeout_s=spec.timeout,
-                metrics=self.metrics,
-                useful_s=self.config.lookup_timeout,
-                capacity=self._capacity(spec),
-            )
-            self.tiers.append(tier)
-            try:
-                await tier.open()
-            except Exception as error:
-                text = str(error) if isinstance(error, KVCoreError) else f"{type(error).__name__}: {error}"
-                raise PluginError(
-                    f"{spec.storage.where}: storage {spec.storage.plugin!r} did not open: {text}"
-                ) from error
+    # -- while it serves ---------------------------------------------------------------------------------------------
 
-    def _capacity(self, spec: TierConfig) -> Capacity | None:
-        if spec.capacity is None:
-            return None
-        return Capacity(int(spec.capacity), self.create("eviction", spec.eviction))
+    def add_tier(self, given: Mapping[str, Any], before: str | None = None) -> Tier:
+        """Open one more tier: see `Tiers.add`. From any thread."""
+        assert self.arena is not None
+        return self._tiers.add(given, self.stores, self._write_policy, self.arena.buffer, before)
 
-    def _tier_name(self, spec: Any) -> str:
-        name: str = spec.name or spec.storage.plugin
-        taken = {t.name for t in self.tiers}
-        return name if name not in taken else f"{name}-{len(self.tiers)}"
+    def remove_tier(self, name: str, drain_s: float = TIER_DRAIN_S) -> int:
+        """Use a tier no more: see `Tiers.remove`. From any thread."""
+        return self._tiers.remove(name, self.stores, drain_s)
 
-    def _decoder(self, tag: str) -> Serde | None:
-        if tag not in self._decoders:
-            plugin = tag.split("/", maxsplit=1)[0]
-            try:
-                serde = self.create("serde", PluginSpec(plugin, {}, f"frame of {tag}"))
-                self._decoders[tag] = serde if serde.tag == tag else None
-            except KVCoreError:
-                self._decoders[tag] = None
-        return self._decoders[tag]
+    def _write_policy(self, config: TierConfig) -> WritePolicy:
+        assert self.arena is not None
+        return WritePolicy(min(int(config.queue_size), self.arena.size // 2), config.write, config.promote)
 
     # -- running and closing -----------------------------------------------------------------------------------------
 
@@ -197,8 +172,7 @@ class StorageManager:
             left = await self.stores.drain(max(0.0, give_up - time.monotonic()))
             if left:
                 logger.warning("closed with %d objects not yet written to a tier", left)
-        for tier in self.tiers:
-            await tier.close()
+        await self._tiers.close()
 
 
 _managers: "weakref.WeakSet[StorageManager]" = weakref.WeakSet()

@@ -7,6 +7,7 @@ Loads have no queue, so backpressure never costs a load.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from kvcore.api import ObjectEvent, ObjectLayout
@@ -66,9 +67,27 @@ class StoreController:
         self.metrics = metrics
         self.on_stored = on_stored
         self.on_failed = on_failed
-        self._queues = [_Queue(self, tier, policy) for tier, policy in zip(tiers, policies, strict=True)]
-        self._all = [q for q in self._queues if q.policy.write == "all"]
-        self._evicted = [q for q in self._queues if q.policy.write == "evicted"]
+        self._use([_Queue(self, tier, policy) for tier, policy in zip(tiers, policies, strict=True)])
+
+    def _use(self, queues: "list[_Queue]") -> None:
+        """Other threads read these lists: they are replaced, never changed."""
+        self._queues = queues
+        self._all = [q for q in queues if q.policy.write == "all"]
+        self._evicted = [q for q in queues if q.policy.write == "evicted"]
+
+    def add(self, tier: Tier, policy: WritePolicy, at: int) -> None:
+        """Write to one more tier, which stands at `at` in their order. On the loop."""
+        self._use([*self._queues[:at], _Queue(self, tier, policy), *self._queues[at:]])
+
+    async def remove(self, tier: Tier, timeout_s: float) -> int:
+        """Write to a tier no more, once it has what waits, for at most `timeout_s`; how many objects were dropped."""
+        (queue,) = (q for q in self._queues if q.tier is tier)
+        self._use([q for q in self._queues if q is not queue])
+        return await queue.end(timeout_s)
+
+    def waiting(self) -> dict[str, int]:
+        """Objects that wait to be written or are being written, by tier."""
+        return {q.tier.name: q.pending for q in self._queues}
 
     @property
     def active(self) -> bool:
@@ -151,6 +170,7 @@ class _Queue:
         self.idle = asyncio.Event()
         self.idle.set()
         self._controller = controller
+        self._ended = False
         self._running = 0
         self._workers = max(1, tier.storage.preferred_concurrency)
 
@@ -161,6 +181,8 @@ class _Queue:
         reason = "queue_full"
         if not self.tier.breaker.closed and self.waiting_bytes > 0:
             fits, reason = 0, "tier_down"
+        if self._ended:
+            fits, reason = 0, "removed"
         taken = job.objects[: max(0, fits)]
         dropped = len(job.objects) - len(taken)
         self._controller.metrics.add("tier_dropped", dropped, self.tier.name, reason)
@@ -177,6 +199,24 @@ class _Queue:
         while self._running < min(self._workers, len(self.jobs)):
             self._running += 1
             self._controller.loop.spawn(self._serve())
+
+    async def end(self, timeout_s: float) -> int:
+        """Take nothing more; what is not written within `timeout_s` is dropped and counted. How many objects."""
+        self._ended = True  # offers may be on their way from other threads
+        dropped = 0
+        if timeout_s > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.idle.wait(), timeout_s)
+        while self.jobs:
+            job, objects = self.jobs.popleft()
+            dropped += len(objects)
+            self.pending -= len(objects)
+            self._account(-objects[0].space.nbytes * len(objects))
+            self._controller.finished(job)
+        self._controller.metrics.add("tier_dropped", dropped, self.tier.name, "removed")
+        if not self._running:
+            self.idle.set()
+        return dropped
 
     async def _serve(self) -> None:
         try:

@@ -61,7 +61,7 @@ class ObjectStore:
         """Which objects any tier says it has."""
         if self._manager.closed:
             return [False] * len(keys)
-        answers = [self._run(tier.exists(keys)) for tier in self._manager.tiers]
+        answers = [self._run(tier.exists(keys)) for tier in list(self._manager.tiers)]
         return [any(column) for column in zip(*answers, strict=True)]
 
     def load(self, keys: Sequence[ObjectKey], buffers: Sequence[memoryview], layout: ObjectLayout) -> list[bool]:

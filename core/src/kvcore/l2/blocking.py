@@ -1,6 +1,7 @@
 """Runs a `BlockingStorage` on threads behind the asyncio interface, with a deadline on every call."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -28,6 +29,14 @@ class Calls:
         self._threads: Threads | None = None
         if isinstance(storage, BlockingStorage):
             self._threads = Threads(f"kvcore-{name}", max(1, storage.preferred_concurrency))
+        self._hung: dict[asyncio.Future[Any], float] = {}
+
+    @property
+    def stuck_since(self) -> float | None:
+        """When (monotonic) a call overran its deadline that has not ended since; None: there is none."""
+        if self._threads is not None:
+            return self._threads.stuck_since
+        return min(self._hung.values(), default=None)
 
     @property
     def max_object_bytes(self) -> int | None:
@@ -90,7 +99,10 @@ class Calls:
             if not task.done():
                 task.cancel()
                 await asyncio.wait((task,), timeout=CANCEL_S)
-                if task.done() and not task.cancelled():
+                if not task.done():
+                    self._hung[task] = time.monotonic()
+                    task.add_done_callback(self._hung.pop)
+                elif not task.cancelled():
                     task.exception()  # nobody's: keep asyncio from logging it
                 raise DeadlineExceeded(f"{what} took more than {limit:g} s", None if task.done() else task)
         except asyncio.CancelledError:

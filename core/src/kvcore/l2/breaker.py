@@ -25,6 +25,10 @@ class Breaker:
         self._retry_at: float | None = None  # None: closed
         self._closed_at = -LONGEST_PAUSE_S
         self._probing = False
+        self.cause = ""
+        """Why it was opened last, or why the last probe failed."""
+        self.opened_at = 0.0
+        """When it was opened last, on the clock."""
 
     @property
     def closed(self) -> bool:
@@ -54,6 +58,7 @@ class Breaker:
             self._failures.clear()
             self._on_change(True, cause)
         else:
+            self.cause = cause or self.cause
             self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)
             self._retry_at = self._clock() + self._pause_s
 
@@ -74,5 +79,6 @@ class Breaker:
                 self._pause_s = FIRST_PAUSE_S
             else:  # the probe works and the work does not: do not flap once a second
                 self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)
-            self._retry_at = self._clock() + self._pause_s
+            self.opened_at, self.cause = self._clock(), cause
+            self._retry_at = self.opened_at + self._pause_s
             self._on_change(False, cause)

@@ -6,6 +6,7 @@
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -52,6 +53,8 @@ class Threads:
         self._idle = 0
         self._waiting = 0  # calls in the queue
         self._stuck = 0
+        self.stuck_since: float | None = None
+        """When (monotonic) the first of those calls was abandoned that still have not returned; None: all have."""
         self._closed = False
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Call:
@@ -97,6 +100,8 @@ class Threads:
             if call.state == "running" and not call.stuck:
                 call.stuck = True
                 self._stuck += 1
+                if self.stuck_since is None:
+                    self.stuck_since = time.monotonic()
                 self._grow()
             return call.state == "running"
 
@@ -143,6 +148,8 @@ class Threads:
                 call.state = "over"
                 if call.stuck:
                     self._stuck -= 1
+                    if not self._stuck:
+                        self.stuck_since = None
             settled = call.settled
             del call
             try:

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from kvcore.api import (
@@ -42,6 +42,8 @@ _MAX_UNREADABLE = 1 << 16
 START_S = 10.0
 """So long a start waits for a storage to open."""
 CLOSE_S = 5.0
+_QUIET, _QUIET_S = 3, 0.01
+"""So often in a row, at this distance, nobody is at work in a tier that is to be closed."""
 _PROBE = [ObjectKey(bytes(16), bytes(32), 0)]
 """A key that nobody stores."""
 
@@ -104,6 +106,8 @@ class Tier:
         self._useful_s = useful_s
         self._threads = threads
         self._opened = False
+        self._closed = False
+        self._calling = 0
         self._memory: memoryview | None = None
         self._healing: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -149,8 +153,45 @@ class Tier:
         if self.storage.zero_copy and self._opened:
             self.storage.register_memory(memory)
 
+    @property
+    def usable(self) -> bool:
+        """It is asked. Otherwise whatever is asked of it is a miss."""
+        return self.breaker.closed and not self._closed
+
+    @property
+    def opened(self) -> bool:
+        """The storage has been opened: it was there."""
+        return self._opened
+
+    @property
+    def stuck_s(self) -> float | None:
+        """For how many seconds calls hang in the storage or a serde beyond their deadline; None: none does."""
+        since = [t for t in (self._calls.stuck_since, self._threads.stuck_since) if t is not None]
+        return time.monotonic() - min(since) if since else None
+
+    async def finish(self) -> None:
+        """Wait until nobody is at work in it: callers that still come must be few. Then all it is asked is a miss.
+
+        A storage that hangs is waited for as long as its deadlines allow, twice over.
+        """
+        give_up = time.monotonic() + 2 * self._timeout_s
+        quiet = 0
+        while quiet < _QUIET and time.monotonic() < give_up:  # a caller may stand between `exists` and `load`
+            quiet = 0 if self._calling else quiet + 1
+            await asyncio.sleep(_QUIET_S)
+        self._closed = True
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        self._calling += 1
+        try:
+            yield
+        finally:
+            self._calling -= 1
+
     async def close(self) -> None:
         """Close the storage; a fault is logged."""
+        self._closed = True
         if self._healing is not None:
             self._healing.cancel()
         if self._opening is not None and not self._opening.done():
@@ -171,10 +212,11 @@ class Tier:
 
         What was found unreadable here counts as absent, so that it is not fetched again, and a store replaces it.
         """
-        if not keys or not self.breaker.closed:
+        if not keys or not self.usable:
             return [False] * len(keys)
         try:
-            answer = await self._calls.exists(keys, min(self._useful_s, self._timeout_s))
+            with self._call():
+                answer = await self._calls.exists(keys, min(self._useful_s, self._timeout_s))
             found = [bool(x) and k not in self._unreadable for k, x in zip(keys, answer, strict=True)]
         except Exception as error:
             self._failed("exists", len(keys), error)
@@ -185,10 +227,11 @@ class Tier:
     async def load(self, wanted: Sequence[Transfer]) -> Loads:
         """Bring objects into their payloads, checked and decoded."""
         down = Loads([Failed("the circuit breaker is open", "tier_down")] * len(wanted))
-        if not wanted or not self.breaker.closed:
+        if not wanted or not self.usable:
             return down
-        async with self._slots:  # the breaker may open while this waits
-            return await self._load(wanted) if self.breaker.closed else down
+        with self._call():
+            async with self._slots:  # the breaker may open while this waits
+                return await self._load(wanted) if self.usable else down
 
     async def store(self, given: Sequence[Transfer], held: Callable[[], bool] = lambda: True) -> Stores:
         """Encode objects and write them.
@@ -197,13 +240,16 @@ class Tier:
             held: asked once the checksums are made: are the payloads still what the caller gave? False stores nothing.
         """
         down = Stores([Failed("the circuit breaker is open", "tier_down")] * len(given))
-        if not given or not self.breaker.closed:
+        if not given or not self.usable:
             return down
-        async with self._slots:
-            return await self._store(given, held) if self.breaker.closed else down
+        with self._call():
+            async with self._slots:
+                return await self._store(given, held) if self.usable else down
 
     async def delete(self, keys: Sequence[ObjectKey]) -> None:
         """Delete objects; a fault is counted."""
+        if self._closed:
+            return
         try:
             await self._calls.delete(keys)
         except Exception as error:
@@ -424,6 +470,8 @@ class Tier:
         self._metrics.add("tier_evicted", count, self.name)
 
     def _changed(self, closed: bool, cause: str) -> None:
+        if self._closed:
+            return
         self._metrics.set("tier_open", int(closed), self.name)
         if closed:
             logger.warning("tier %s answers again and is used again", self.name)
@@ -436,7 +484,7 @@ class Tier:
 
     async def _heal(self) -> None:
         """Probe until it answers. No request ever waits for a tier that is down."""
-        while not self.breaker.closed:
+        while not self.breaker.closed and not self._closed:
             await asyncio.sleep(max(self.breaker.pause_s, 0.01))
             await self.probe()
 

@@ -70,7 +70,7 @@ METRICS: dict[str, Spec] = {
             **_TIER,
             "reason": "`queue_full` (more than `queue_size` waits), `tier_down` (circuit breaker open), "
             "`lease_expired` (it waited too long), `failed` (see `kvcore_tier_operations_total`), `evicted_first` "
-            "(with `write: evicted`, room in L1 was needed before they could be written)",
+            "(with `write: evicted`, room in L1 was needed before they could be written), `removed` (the tier was)",
         },
     ),
     "tier_queue_bytes": Spec("gauge", "Bytes waiting to be written to a tier", _TIER),
@@ -127,6 +127,11 @@ class Metrics:
     def observe(self, name: str, seconds: float, *labels: str) -> None:
         """Add one observation to a histogram."""
         self._child(name, labels).observe(seconds)
+
+    def forget(self, name: str, *labels: str) -> None:
+        """End one series of a metric: what it was about is no more."""
+        if self._children.pop((name, labels), None) is not None:
+            self._families[name].remove(*labels)
 
     def text(self) -> str:
         """All metrics in the Prometheus text format."""

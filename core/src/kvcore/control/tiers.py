@@ -1,0 +1,220 @@
+"""The tiers of one cache: made and opened from their configuration, added and removed while it serves."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kvcore.api import ConfigError, KVCoreError, PluginError, Serde, StorageError
+from kvcore.config import TierConfig
+from kvcore.control.loop import LoopThread
+from kvcore.control.store import StoreController, WritePolicy
+from kvcore.l2 import Capacity, Codec, Threads, Tier
+from kvcore.observe import Metrics, logger
+from kvcore.plugins import PluginSpec, Registry
+
+DRAIN_S = 10.0
+"""How long a tier that is removed is waited for, until it has written what waits."""
+END_S = 30.0
+MAX_TIERS = 32
+"""Every lookup asks all of them."""
+
+
+class TierConflict(KVCoreError):
+    """A tier cannot be added or removed as things are now: its name is taken, or another change is under way."""
+
+
+class Tiers:
+    """Owns the tiers. `open` holds those in use, in order of preference; it changes on the tiers' loop only.
+
+    Args:
+        useful_s: what takes longer is of no use to a lookup.
+    """
+
+    def __init__(self, loop: LoopThread, registry: Registry, metrics: Metrics, useful_s: float) -> None:
+        self.open: list[Tier] = []
+        self.configs: dict[str, TierConfig] = {}
+        """By name, those that are being opened and closed included."""
+        self.lossy: tuple[str, ...] = ()
+        """Tags of lossy serdes in any tier at the start. They are part of every namespace, so they stay as they are."""
+        self.changing = threading.Lock()
+        """Held while a tier is added or removed."""
+        self._loop = loop
+        self._registry = registry
+        self._metrics = metrics
+        self._useful_s = useful_s
+        self._threads: dict[str, Threads] = {}
+        self._decoders: dict[str, Serde | None] = {}
+        self._closed = False
+
+    async def start(self, configs: Sequence[TierConfig]) -> None:
+        """Open the tiers of the configuration. Raises `PluginError` for the first that cannot be used."""
+        for config in configs:
+            tier = self._make(config)
+            self.open.append(tier)  # before it opens: a failed start closes it, too
+            await _open(tier, config)
+        self.lossy = tuple(lossy_tags(self.open))
+
+    async def close(self) -> None:
+        """Close all tiers."""
+        self._closed = True
+        for tier in list(self.open):
+            await tier.close()
+
+    def stop_threads(self) -> None:
+        """Let the threads of the serdes end."""
+        for threads in self._threads.values():
+            threads.close()
+
+    # -- while it serves ---------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        given: Mapping[str, Any],
+        stores: StoreController,
+        policy: Callable[[TierConfig], WritePolicy],
+        memory: memoryview,
+        before: str | None = None,
+    ) -> Tier:
+        """Open one more tier and use it. Blocks while its storage opens, at most `START_S`; nothing else does.
+
+        Args:
+            given: as it would stand in `l2`.
+            before: the name of the tier that it shall stand before. Default: the last.
+
+        One that is unavailable, or takes longer to open, is used once it is open. Raises `TierConflict`, or
+        `ConfigError` and `PluginError` as a start would.
+        """
+        from kvcore.config.load import load_tier
+
+        if not self.changing.acquire(timeout=0):
+            raise TierConflict("another tier is being added or removed: try again when that is done")
+        try:
+            if given.get("name") in self.configs:
+                raise TierConflict(f"the name {given['name']!r} is taken: choose another, or remove that tier first")
+            if len(self.configs) >= MAX_TIERS:
+                raise TierConflict(f"there are {MAX_TIERS} tiers, and more are not possible: remove one first")
+            if before is not None and before not in self.configs:
+                raise TierConflict(f"no tier is named {before!r}: the tiers are {', '.join(self.configs) or 'none'}")
+            config = load_tier(given, registry=self._registry, taken=self.configs)
+            return self._add(config, stores, policy(config), memory, before)
+        finally:
+            self.changing.release()
+
+    def _add(
+        self, config: TierConfig, stores: StoreController, policy: WritePolicy, memory: memoryview, before: str | None
+    ) -> Tier:
+        tier = self._make(config)
+        joined = False
+        try:
+            other = sorted(set(lossy_tags([tier])) - set(self.lossy))
+            if other:
+                raise ConfigError(
+                    f"tier {config.name!r} has the lossy serde {', '.join(other)}, and no tier had it at the start: "
+                    "every namespace covers the lossy serdes, so what is cached would not be found any more. "
+                    "Write it into the configuration and start again, or leave it out"
+                )
+
+            async def join() -> None:
+                await _open(tier, config)
+                tier.register_memory(memory)
+                if self._closed:
+                    raise StorageError("the cache has been closed")
+                names = [t.name for t in self.open]
+                at = names.index(before) if before in names else len(names)
+                stores.add(tier, policy, at)
+                self.open.insert(at, tier)
+
+            self._loop.submit(join()).result()
+            joined = True
+        finally:
+            if not joined:
+                self._loop.submit(self._end(tier)).result(END_S)
+        logger.info("tier %s has been added", tier.name)
+        return tier
+
+    def remove(self, name: str, stores: StoreController, drain_s: float = DRAIN_S) -> int:
+        """Use a tier no more, and close it; how many objects it has not been written, which are counted.
+
+        No request is sent to it from now on; those that are with it end first, and what waits to be written is, for
+        at most `drain_s`. Its name is free afterwards. Raises `TierConflict`, also for a name that is not there.
+        """
+        if not self.changing.acquire(timeout=0):
+            raise TierConflict("another tier is being added or removed: try again when that is done")
+        try:
+            tier = next((t for t in list(self.open) if t.name == name), None)
+            if tier is None:
+                there = ", ".join(t.name for t in list(self.open))
+                raise TierConflict(f"no tier is named {name!r}: the tiers are {there or 'none'}")
+            return self._loop.submit(self._leave(tier, stores, drain_s)).result()
+        finally:
+            self.changing.release()
+
+    async def _leave(self, tier: Tier, stores: StoreController, drain_s: float) -> int:
+        self.open.remove(tier)
+        dropped = await stores.remove(tier, drain_s if tier.breaker.closed else 0.0)
+        await tier.finish()
+        await self._end(tier)
+        logger.info("tier %s has been removed, %d objects were not written to it", tier.name, dropped)
+        return dropped
+
+    async def _end(self, tier: Tier) -> None:
+        await tier.close()
+        self._threads.pop(tier.name).close()
+        self.configs.pop(tier.name)
+        self._metrics.forget("tier_open", tier.name)
+        self._metrics.forget("tier_queue_bytes", tier.name)
+
+    # -- making ------------------------------------------------------------------------------------------------------
+
+    def _make(self, config: TierConfig) -> Tier:
+        create = self._registry.create
+        storage = create("storage", config.storage)
+        chain = [create("serde", s) for s in config.serde]
+        plain = [s for s in chain if s.tag != "raw/1"]  # identity: not worth a copy
+        threads = Threads("kvcore-codec", max(1, min(4, os.cpu_count() or 1)))  # its own: a serde may hang
+        tier = Tier(
+            config.name,
+            storage,
+            Codec(plain, self._decoder),
+            threads=threads,
+            timeout_s=config.timeout,
+            metrics=self._metrics,
+            useful_s=self._useful_s,
+            capacity=self._capacity(config),
+        )
+        self._threads[config.name] = threads
+        self.configs[config.name] = config
+        return tier
+
+    def _capacity(self, config: TierConfig) -> Capacity | None:
+        if config.capacity is None:
+            return None
+        return Capacity(int(config.capacity), self._registry.create("eviction", config.eviction))
+
+    def _decoder(self, tag: str) -> Serde | None:
+        if tag not in self._decoders:
+            plugin = tag.split("/", maxsplit=1)[0]
+            try:
+                serde = self._registry.create("serde", PluginSpec(plugin, {}, f"frame of {tag}"))
+                self._decoders[tag] = serde if serde.tag == tag else None
+            except KVCoreError:
+                self._decoders[tag] = None
+        return self._decoders[tag]
+
+
+def lossy_tags(tiers: Sequence[Tier]) -> list[str]:
+    """Tags of lossy serdes in any of the tiers, sorted."""
+    return sorted({s.tag for tier in tiers for s in tier.codec.chain if s.lossy})
+
+
+async def _open(tier: Tier, config: TierConfig) -> None:
+    try:
+        await tier.open()
+    except asyncio.CancelledError:
+        raise
+    except Exception as error:
+        text = str(error) if isinstance(error, KVCoreError) else f"{type(error).__name__}: {error}"
+        spec = config.storage
+        raise PluginError(f"{spec.where}: storage {spec.plugin!r} did not open: {text}") from error

@@ -62,6 +62,7 @@ OTHER_ARGUMENTS: dict[str, list[Any]] = {
     "key_scheme": ["tokens-sha256/1"],
     "lossy": [["halve/1"], ["halve/1", "quant/1"], ["quant/1"]],
     "salt": ["a", "b"],
+    "tenant": ["a", "b"],
 }
 
 
@@ -104,6 +105,10 @@ def test_every_field_changes_it() -> None:
     names += [name(**{field: value}) for field, values in OTHER_ARGUMENTS.items() for value in values]
     assert len(set(names)) == len(names)
     assert {len(n) for n in names} == {16}
+
+
+def test_no_tenant_is_as_before_there_were_tenants() -> None:
+    assert name(tenant="") == name()
 
 
 def test_the_order_of_mappings_does_not_matter() -> None:

@@ -3,16 +3,30 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvcore.config.address import Address
     from kvcore.config.load import load_config
-    from kvcore.config.model import Config, L1Config, TierConfig
+    from kvcore.config.model import Config, L1Config, ServerConfig, TierConfig
     from kvcore.config.tree import Fault, InvalidConfigError, Row, Source
 
-__all__ = ["Config", "Fault", "InvalidConfigError", "L1Config", "Row", "Source", "TierConfig", "load_config"]
+__all__ = [
+    "Address",
+    "Config",
+    "Fault",
+    "InvalidConfigError",
+    "L1Config",
+    "Row",
+    "ServerConfig",
+    "Source",
+    "TierConfig",
+    "load_config",
+]
 
 _HOMES = {
     "load_config": "load",
     "Config": "model",
     "L1Config": "model",
+    "ServerConfig": "model",
+    "Address": "address",
     "TierConfig": "model",
     "InvalidConfigError": "tree",
     "Fault": "tree",

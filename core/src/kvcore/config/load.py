@@ -64,6 +64,9 @@ class _Loader:
 
     def build(self) -> Config | None:
         """The configuration, or None when there are faults."""
+        server = self._tree.value.get("server")
+        if isinstance(server, str | list):
+            self._tree.set(("server",), {"url": server}, self._tree.source(("server",)))
         data = _copy(self._tree.value)
         if isinstance(l1 := data.setdefault("l1", {}), dict):
             l1.setdefault("eviction", "lru")

@@ -10,13 +10,16 @@ from pydantic import (
     PlainSerializer,
     PlainValidator,
     PrivateAttr,
+    SecretStr,
     ValidationInfo,
     WithJsonSchema,
+    model_validator,
 )
 
 from kvcore.api.config import Duration, PluginConfig, Size
 from kvcore.api.serde import MAX_STAGES
 from kvcore.api.units import brief, format_size, parse_size
+from kvcore.config.address import Address, parse_address
 from kvcore.config.tree import DEFAULT, Path, Row, Source, show
 from kvcore.plugins import PluginSpec
 
@@ -52,6 +55,13 @@ def _auto_count(value: Any) -> Any:
     if type(value) is int and value > 0:
         raise ValueError(f"{brief(value)} tokens are more than {MAX_CHUNK_TOKENS}: write fewer, or auto")
     raise ValueError(f"{brief(value)} is no number of tokens: write a whole number above 0, or auto")
+
+
+def _addresses(value: Any) -> Any:
+    found = tuple(parse_address(v) for v in (value if isinstance(value, list | tuple) else (value,)))
+    if not found:
+        raise ValueError("no address: write one such as unix:///run/kvcore.sock")
+    return found
 
 
 Plugin = Annotated[PluginSpec, PlainValidator(_spec), WithJsonSchema({"type": "plugin"})]
@@ -110,6 +120,38 @@ class TierConfig(PluginConfig):
     """Bytes that may wait to be stored; more is dropped and counted."""
 
 
+class ServerConfig(PluginConfig):
+    """The server that `kvcore serve` runs and that engines use."""
+
+    url: Annotated[
+        tuple[Address, ...],
+        PlainValidator(_addresses),
+        PlainSerializer(lambda found: [str(a) for a in found], return_type=list, when_used="json"),
+        WithJsonSchema({"type": "string", "examples": ["unix:///run/kvcore.sock", "tcp://127.0.0.1:7600"]}),
+    ]
+    """Where it listens. An engine may list several servers: then each has a part of the engine's ranks."""
+
+    autostart: bool = False
+    """An engine that finds no server there starts one, with the same configuration; it outlives the engine. Needs a
+    `unix://` address."""
+
+    timeout: Duration = Field(default=0.1, gt=0)
+    """How long an engine waits for a reply. A server that takes longer counts as gone until it answers again."""
+
+    token: SecretStr | None = Field(default=None, min_length=16)
+    """What whoever connects over `tcp://` must know, the same on both sides: at least 16 characters, best from the
+    environment (`KVCORE_SERVER__TOKEN`). A Unix socket is protected by its permissions."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "ServerConfig":
+        tcp = [str(a) for a in self.url if not a.path]
+        if tcp and self.token is None:
+            raise ValueError(f"{tcp[0]} needs a `token`: anybody on this machine can connect to it")
+        if self.autostart and (tcp or len(self.url) > 1):
+            raise ValueError("`autostart` needs one address, of the form unix:///run/kvcore.sock")
+        return self
+
+
 class Config(PluginConfig):
     """The whole configuration, immutable. Made by `load_config`."""
 
@@ -138,6 +180,11 @@ class Config(PluginConfig):
 
     hooks: tuple[Plugin, ...] = ()
     """Observers and wrappers to load: hooks plugins, in order."""
+
+    server: ServerConfig | None = None
+    """One cache for all engines of this machine: an address such as `unix:///run/kvcore.sock`, a list of them, or a
+    mapping, see [below](#server). `kvcore serve` listens there and owns `l1`, `l2` and `hooks`; an engine connects to
+    it. Default: the engine's process has a cache of its own."""
 
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     """Serve Prometheus text on this port of 127.0.0.1; 0 picks a free one. Default: not served."""

@@ -96,7 +96,7 @@ class Tree:
     def set(self, path: Path, value: Any, source: Source, text: str | None = None) -> str | None:
         """Put `value` at `path`, replacing what is there. Returns what is wrong with the path, or None.
 
-        A plugin written as a bare name becomes `{plugin: name}` when an option is set below it.
+        A plugin written as a bare name becomes `{plugin: name}` when an option is set below it, a server `{url: ...}`.
         """
         if len(path) > MAX_DEPTH:
             return f"is nested deeper than {MAX_DEPTH} levels"
@@ -119,8 +119,9 @@ class Tree:
                 break
             child = at.get(part) if isinstance(at, dict) else at[part]
             if isinstance(child, str):
-                child = {"plugin": child}
-                self.sources[(*path[: depth + 1], "plugin")] = self.source(path[: depth + 1])
+                name = "url" if path[: depth + 1] == ("server",) else "plugin"
+                child = {name: child}
+                self.sources[(*path[: depth + 1], name)] = self.source(path[: depth + 1])
             elif not isinstance(child, dict | list):
                 child = [] if isinstance(path[depth + 1], int) else {}
             at[part] = child

@@ -10,44 +10,33 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvcore.api import LeaseError, ObjectEvent
-from kvcore.config import load_config
+from kvcore.config import Config, load_config
 from kvcore.control import StorageManager
 from kvcore.engine import space as spaces
+from kvcore.engine.face import StorePlan
 from kvcore.engine.lookup import Lookup
 from kvcore.engine.presence import Presence
 from kvcore.engine.space import ModelSpec, Space
 from kvcore.l1 import L1Object, ObjectSpace, WriteLease
 from kvcore.observe import Metrics, Throttle, logger
-from kvcore.plugins import registry_from_env
+from kvcore.plugins import Registry, registry_from_env
 from kvcore.transfer.plan import Copy
 
 
-class StorePlan:
-    """What a worker must copy for one `reserve`. `id` is 0 when there is nothing to copy."""
-
-    __slots__ = ("copies", "id", "skipped")
-
-    def __init__(self, plan_id: int, copies: list[Copy], skipped: dict[str, int]) -> None:
-        self.id = plan_id
-        self.copies = copies
-        self.skipped = skipped
-
-
 class CacheEngine:
-    """One cache, owned by this process. Thread-safe.
-
-    Make it with `open`. `register` a model, then for each request: `lookup`, `Lookup.poll`, `retrieve`, `release`;
-    and as it is computed: `reserve`, `publish`.
-    """
+    """One cache, owned by this process: an `Engine`. Thread-safe. Make it with `open`."""
 
     def __init__(self, manager: StorageManager, name: str = "kvcore") -> None:
         self.manager = manager
         self.l1 = manager.l1
         self.metrics = manager.metrics
         self.name = name
+        assert manager.arena is not None
+        self.arena: str = manager.arena.descriptor["token"]
+        """The arena's token."""
         self._keys = manager.create("keys", manager.config.keys)
         self._object_spaces: dict[tuple[bytes, int], ObjectSpace] = {}
-        self._plans: dict[int, tuple[Space, list[tuple[int, WriteLease]]]] = {}
+        self._plans: dict[int, tuple[Space, list[tuple[int, WriteLease]], dict[bytes, bytes]]] = {}
         self._plan_ids = itertools.count(1)
         self._lock = threading.Lock()
         self._log = Throttle()
@@ -62,7 +51,11 @@ class CacheEngine:
         Raises `ConfigError`, `PluginError` or `ArenaError`: what is wrong at start is the user's to see.
         """
         registry = registry_from_env()
-        config = load_config(path, flags=dict(flags or {}), registry=registry)
+        return cls.of(load_config(path, flags=dict(flags or {}), registry=registry), registry, name)
+
+    @classmethod
+    def of(cls, config: Config, registry: Registry, name: str = "kvcore") -> "CacheEngine":
+        """The same, for a configuration that is loaded."""
         manager = StorageManager(config, registry, Metrics())
         try:
             return cls(manager, name)
@@ -70,14 +63,18 @@ class CacheEngine:
             manager.close()
             raise
 
-    def register(self, spec: ModelSpec) -> Space:
-        """Give a model its space. Raises `LayoutError` or `ConfigError` for a model that cannot be cached as asked."""
+    def register(self, spec: ModelSpec, tenant: str = "") -> Space:
+        """See `Engine.register`."""
         spaces.check(spec)
         config = self.manager.config
         chunk_tokens = spaces.resolve_chunk_tokens(spec, config.chunk_tokens, int(config.min_object_size))
-        name = spaces.namespace(spec, chunk_tokens, self._keys.scheme, self.manager.lossy_tags, config.salt)
+        return self.admit(spec, tenant, chunk_tokens, self._keys.scheme, config.salt)
+
+    def admit(self, spec: ModelSpec, tenant: str, chunk_tokens: int, key_scheme: str, salt: str) -> Space:
+        """Register a model whose keys another process makes, with the `key_scheme` and `salt` of that one."""
+        name = spaces.namespace(spec, chunk_tokens, key_scheme, self.manager.lossy_tags, salt, tenant)
         assert self.manager.arena is not None
-        space = Space(spec, self._keys, name, chunk_tokens, self.manager.arena.descriptor)
+        space = Space(spec, self._keys, name, chunk_tokens, self.descriptor, tenant)
         for g, layout in enumerate(space.groups):
             self._object_spaces[name, g] = self.l1.space(name, g, layout.nbytes)
             self.manager.layouts[self._object_spaces[name, g]] = layout
@@ -85,30 +82,23 @@ class CacheEngine:
         if largest > self.manager.arena.size:
             logger.warning("an object has %d bytes, more than L1: nothing of this model can be cached", largest)
         logger.info(
-            "model %s: namespace %s, chunks of %d tokens, objects of %s bytes",
-            spec.model, name.hex(), chunk_tokens, "/".join(str(x.nbytes) for x in space.groups),
+            "model %s%s: namespace %s, chunks of %d tokens, objects of %s bytes",
+            spec.model, f", tenant {tenant!r}" if tenant else "", name.hex(), chunk_tokens,
+            "/".join(str(x.nbytes) for x in space.groups),
         )  # fmt: skip
         return space
 
     # -- loading -----------------------------------------------------------------------------------------------------
 
     def lookup(self, space: Space, hashes: Sequence[bytes], first: int = 0) -> Lookup:
-        """Ask for the chunks `[first, len(hashes))` of a request; the engine holds those before `first` itself."""
+        """See `Engine.lookup`."""
         tables = [self.object_space(space, g) for g in range(len(space.groups))]
         lookup = Lookup(self.manager, space, tables, hashes, min(first, len(hashes)), self._answered)
         lookup.start()
         return lookup
 
     def retrieve(self, lookup: Lookup, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
-        """The plan that loads an answered lookup's chunks into the engine's blocks.
-
-        Args:
-            first_block: index within the request of the first block to load.
-            block_ids: per group, the engine's block ids of the request from its block 0. A negative id is skipped.
-
-        `release` the lookup when every rank has copied. Raises `LeaseError` when the leases have ended: then nothing
-        that was promised can be had any more, and the engine must compute it.
-        """
+        """See `Engine.retrieve`."""
         if self.manager.closed:
             raise LeaseError("the cache is closed")
         promised = lookup.answer
@@ -139,11 +129,11 @@ class CacheEngine:
         return copies
 
     def renew(self, lookup: Lookup) -> bool:
-        """Start the time of the lookup's leases again. False when they have ended: look up again."""
+        """See `Engine.renew`."""
         return lookup.renew()
 
     def release(self, lookup: Lookup) -> None:
-        """End the lookup's leases. Idempotent. Call it after the copy, and on every abort."""
+        """See `Engine.release`."""
         lookup.release()
 
     def _answered(self, lookup: Lookup, seconds: float) -> None:
@@ -161,15 +151,11 @@ class CacheEngine:
     def reserve(
         self, space: Space, hashes: Sequence[bytes], first: int, last: int, block_ids: Sequence[Sequence[int]]
     ) -> StorePlan:
-        """Slots for the chunks `[first, last)` of a request, and the plan that fills them.
-
-        Chunks that are cached, on their way, or find no room are skipped and counted; so are those with a block that
-        the engine no longer holds (a negative id). `publish` the plan when every rank has copied.
-        """
+        """See `Engine.reserve`."""
         blocks = space.chunk_blocks
         last = min(last, len(hashes))
         if self.manager.closed or first >= last:
-            return StorePlan(0, [], {})
+            return StorePlan(0, [], {}, self.arena)
         generation, make = self.l1.arena.generation, Copy._make  # a generation cannot change while leased
         copies: list[Copy] = []
         leases: list[tuple[int, WriteLease]] = []
@@ -190,41 +176,52 @@ class CacheEngine:
         for reason, count in skipped.items():
             self.metrics.add("store_skipped_chunks", count, reason)
         if not leases:
-            return StorePlan(0, [], skipped)
+            return StorePlan(0, [], skipped, self.arena)
         plan_id = next(self._plan_ids)
+        parents: dict[bytes, bytes] = {}
+        if self.manager.hooks.listens("stored"):
+            chain = [hashes[first - 1] if first else b"", *hashes[first:last]]
+            parents = dict(zip(chain[1:], chain, strict=False))
         with self._lock:
-            self._plans[plan_id] = (space, leases)
-        return StorePlan(plan_id, copies, skipped)
+            self._plans[plan_id] = (space, leases, parents)
+        return StorePlan(plan_id, copies, skipped, self.arena)
 
     def publish(self, plan_id: int, ok: bool = True) -> None:
-        """Every rank has copied (`ok`) or one has failed: publish the plan's objects, or abandon them.
-
-        Late, repeated and unknown calls are harmless.
-        """
+        """See `Engine.publish`."""
         if self.manager.closed:
             return
         with self._lock:
-            space, leases = self._plans.pop(plan_id, (None, []))
+            space, leases, parents = self._plans.pop(plan_id, (None, [], {}))
         stores, hooks = self.manager.stores, self.manager.hooks
         for group, lease in leases:
-            published, read = self.l1.finish_write(lease, ok, read=stores.active)
+            with self.manager.residents.in_order():
+                published, read = self.l1.finish_write(lease, ok, read=stores.active)
+                if published and hooks.listens("stored"):
+                    hooks.stored([self._event(o, space, parents) for o in published])
             if not published:
                 continue
             self.metrics.add("stored_chunks", len(published))
-            if hooks.listens("stored"):
-                hooks.stored([self._event(o) for o in published])
             if stores.active and space is not None:
                 stores.offer(published, read, space.groups[group])
         self.manager.spill.wake()
 
+    def prefilled(self, space: Space, tokens: int, seconds: float) -> None:
+        """See `Engine.prefilled`."""
+        self.manager.admission.prefilled(space.spec.computed_as, tokens, seconds)
+
     # -- the rest ----------------------------------------------------------------------------------------------------
 
+    def descriptor(self) -> dict[str, Any] | None:
+        """See `Engine.descriptor`."""
+        assert self.manager.arena is not None
+        return dict(self.manager.arena.descriptor)
+
     def clear(self, space: Space) -> int:
-        """Forget the model's objects in L1 (not in the tiers), but those in use; how many went."""
+        """See `Engine.clear`."""
         return 0 if self.manager.closed else self.l1.clear(space.namespace)
 
     def drain(self, timeout_s: float = 10.0) -> int:
-        """Wait until the tiers have taken what waits; the number of objects still waiting at the deadline."""
+        """See `Engine.drain`."""
         if self.manager.closed:
             return 0
         return self.manager.loop.submit(self.manager.stores.drain(timeout_s)).result()
@@ -232,7 +229,8 @@ class CacheEngine:
     @property
     def tiers(self) -> dict[str, str]:
         """The tiers' names in order, each with the name of its storage plugin."""
-        return {t.name: c.storage.plugin for t, c in zip(self.manager.tiers, self.manager.config.l2, strict=True)}
+        configs = self.manager.tier_configs
+        return {t.name: configs[t.name].storage.plugin for t in list(self.manager.tiers) if t.name in configs}
 
     def object_space(self, space: Space, group: int) -> ObjectSpace:
         """L1's table for one group of a registered model."""
@@ -250,5 +248,11 @@ class CacheEngine:
         """Write out what waits (for a bounded time) and release everything. Idempotent."""
         self._presence.close()
 
-    def _event(self, obj: L1Object) -> Any:
-        return ObjectEvent(obj.key, "l1", obj.space.nbytes)
+    def observe(self, name: str, observer: Any) -> None:
+        """Have `observer`'s methods `stored(events)`, `evicted(events)` and so on called, as those of `hooks:` are."""
+        self.manager.hooks.add(name, observer)
+        self.manager.residents.watch()
+
+    def _event(self, obj: L1Object, space: Space | None, parents: Mapping[bytes, bytes]) -> ObjectEvent:
+        tokens = space.chunk_tokens if space is not None else 0
+        return ObjectEvent(obj.key, "l1", obj.space.nbytes, "", parents.get(obj.chunk_hash), tokens)

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
-from kvcore.control import Fetch, StorageManager, Want
+from kvcore.control import Fetch, Step, StorageManager, Want
 from kvcore.engine.space import Space
 from kvcore.l1 import L1Object, ObjectSpace, ReadLease
+from kvcore.l2 import Tier
 from kvcore.observe import logger
 
 _NOT_ASKED = "absent"
@@ -26,6 +27,7 @@ class Lookup:
         sources: where found chunks were (`l1` or a tier's name) -> objects.
         misses: why the others were not -> objects.
         answer: what `poll` last said.
+        arena: the arena's token.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Lookup:
         self.objects: list[dict[int, L1Object]] = [{} for _ in space.groups]
         self.sources: dict[str, int] = {}
         self.misses: dict[str, int] = {}
+        self.arena: str = manager.l1.arena.descriptor["token"]
         self._manager = manager
         self._l1 = manager.l1
         self._tables = tables
@@ -180,7 +183,30 @@ class Lookup:
         end = self._usable(there)
         needed = [k for k, (g, i) in enumerate(missing) if i < end and sources[k] and self._in_window(g, i, end)]
         fetch.lost(_NOT_ASKED, sum(not source for source in sources))
-        await fetcher.load(fetch, [wants[k] for k in needed], [sources[k] for k in needed])
+        loads = [(missing[k][1], wants[k], source) for k in needed if (source := sources[k])]
+        end = self._worth(loads, end)
+        refused = [(want, tier) for i, want, tier in loads if i >= end]
+        loads = [load for load in loads if load[0] < end]
+        fetch.lost("slow_tier", len(refused))
+        for tier in dict.fromkeys(tier for _, tier in refused):
+            if self._manager.admission.probe_due(tier):
+                fetcher.probe(tier, [want for want, t in refused if t is tier])
+        await fetcher.load(fetch, [want for _, want, _ in loads], [tier for _, _, tier in loads])
+
+    def _worth(self, loads: "Sequence[tuple[int, Want, Tier]]", end: int) -> int:
+        """Where the prefix ends that is sooner loaded than computed. With windows it is all or nothing: a window lies
+        where the prefix ends, and what was found are those of this end."""
+        begin, tokens = self._usable(self.objects), self.space.chunk_tokens
+        chunks: dict[int, list[tuple[Tier, int]]] = {}
+        windowed = self.space.windows.count(None) < len(self.space.windows)
+        for i, want, tier in loads:
+            if want.chunk_hash not in want.space.objects:  # else it lies in L1, behind a gap
+                chunks.setdefault(begin if windowed else i, []).append((tier, want.space.nbytes))
+        if windowed:
+            steps = [Step((end - begin) * tokens, chunks.get(begin, ()))]
+            return end if self._manager.admission.cut(self.space.spec.computed_as, steps) else begin
+        steps = [Step(tokens, chunks.get(i, ())) for i in range(begin, end)]
+        return begin + self._manager.admission.cut(self.space.spec.computed_as, steps)
 
     def _arrived(self, lease: ReadLease, source: str) -> None:
         if not lease.objects:

@@ -1,7 +1,7 @@
 """A model's space in the cache: its namespace, its chunk size, and the layout of its objects."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,14 +56,34 @@ class ModelSpec:
     parallel: Mapping[str, int] = field(default_factory=dict)
     extra: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def computed_as(self) -> tuple[str | int, ...]:
+        """What the speed of computing depends on: tenants have it in common."""
+        return (self.engine, self.model, self.weights, self.backend, self.isa, self.ranks)
+
 
 class Space:
-    """One registered model. Made by `CacheEngine.register`."""
+    """One registered model of one tenant. Made by `Engine.register`.
+
+    Attributes:
+        namespace: see `namespace`; empty until a server has said it.
+        tenant: its name, or "".
+        chunk_tokens, chunk_blocks: tokens and engine blocks per chunk.
+        groups: the layout of each group's objects.
+        windows: each group's sliding window in chunks, or None.
+    """
 
     def __init__(
-        self, spec: ModelSpec, keys: KeyGenerator, namespace: bytes, chunk_tokens: int, descriptor: dict[str, Any]
+        self,
+        spec: ModelSpec,
+        keys: KeyGenerator,
+        namespace: bytes,
+        chunk_tokens: int,
+        descriptor: Callable[[], dict[str, Any] | None],
+        tenant: str = "",
     ) -> None:
         self.spec = spec
+        self.tenant = tenant
         self.namespace = namespace
         self.chunk_tokens = chunk_tokens
         self.chunk_blocks = chunk_tokens // spec.block_tokens
@@ -76,9 +96,9 @@ class Space:
         """The hashes of the full chunks of `source` that follow the first `len(known)`."""
         return self._keys.extend(source, known)
 
-    def descriptor(self) -> dict[str, Any]:
-        """What a worker needs to attach, as plain picklable values: `ArenaView.attach` takes it."""
-        return dict(self._descriptor)
+    def descriptor(self) -> dict[str, Any] | None:
+        """What its engine's `descriptor` says."""
+        return self._descriptor()
 
 
 def object_layout(spec: ModelSpec, group: GroupSpec, chunk_blocks: int) -> ObjectLayout:
@@ -113,7 +133,9 @@ def check(spec: ModelSpec) -> None:
             raise LayoutError(f"KV group {i}: {len(group.layers)} layers with block sizes {group.block_bytes}")
 
 
-def namespace(spec: ModelSpec, chunk_tokens: int, key_scheme: str, lossy: Sequence[str], salt: str) -> bytes:
+def namespace(
+    spec: ModelSpec, chunk_tokens: int, key_scheme: str, lossy: Sequence[str], salt: str, tenant: str = ""
+) -> bytes:
     """The fingerprint (16 bytes) of all that KV must not be mixed across.
 
     SHA-256 over domain-separated, length-prefixed fields in a fixed order, truncated. Pinned by golden vectors.
@@ -132,6 +154,7 @@ def namespace(spec: ModelSpec, chunk_tokens: int, key_scheme: str, lossy: Sequen
         ("ranks", str(spec.ranks)),
         ("keys", key_scheme),
         ("salt", salt),
+        *((("tenant", tenant),) if tenant else ()),
         *((f"parallel.{k}", str(v)) for k, v in sorted(spec.parallel.items())),
         *((f"extra.{k}", v) for k, v in sorted(spec.extra.items())),
         *(("lossy", tag) for tag in lossy),

@@ -1,0 +1,131 @@
+"""The face of a cache that engine plugins are written for: the same in this process and behind a server."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from kvcore.engine.space import ModelSpec, Space
+from kvcore.transfer.plan import Copy
+
+
+class StorePlan:
+    """What a worker must copy for one `reserve`.
+
+    Attributes:
+        id: what `publish` is told; 0 when there is nothing to copy.
+        copies: the copies, into slots of `arena`.
+        skipped: why chunks were left out -> how many.
+        arena: the token of the arena that the slots lie in, see `Engine.descriptor`.
+    """
+
+    __slots__ = ("arena", "copies", "id", "skipped")
+
+    def __init__(self, plan_id: int, copies: list[Copy], skipped: dict[str, int], arena: str) -> None:
+        self.id = plan_id
+        self.copies = copies
+        self.skipped = skipped
+        self.arena = arena
+
+
+class EngineLookup(Protocol):
+    """One request's lookup.
+
+    Attributes:
+        first: index of the first chunk that the engine does not hold itself.
+        answer: what `poll` last said.
+        sources: where found chunks were (`l1` or a tier's name) -> objects. Complete once `poll` has answered.
+        misses: why the others were not -> objects.
+        arena: the token of the arena that its copies refer to, see `Engine.descriptor`.
+    """
+
+    first: int
+    answer: int | None
+    sources: dict[str, int]
+    misses: dict[str, int]
+    arena: str
+
+    def poll(self) -> int | None:
+        """None while tiers are asked; then the n for which chunks `[first, n)` can be retrieved. Never blocks.
+
+        Each poll keeps the leases alive; once they have ended, or the server has, the answer is `first`: nothing.
+        """
+
+    def wait(self, timeout_s: float) -> bool:
+        """Is it answered? Waits at most `timeout_s`."""
+
+
+class Engine(Protocol):
+    """One cache. Thread-safe; no method raises for a fault of the cache, but for what is said to.
+
+    `register` a model, then for each request: `lookup`, `EngineLookup.poll`, `retrieve`, `release`; and as it is
+    computed: `reserve`, `publish`. A worker attaches the arena that `descriptor` describes and copies by plan. A plan
+    or a lookup is only good for the arena whose token it carries: after a server's restart there is another.
+    """
+
+    def register(self, spec: ModelSpec, tenant: str = "") -> Space:
+        """Give a model (and a tenant: nobody sees another's objects) its space. Waits for no server.
+
+        Raises `LayoutError` or `ConfigError` for a model that cannot be cached as asked.
+        """
+
+    def lookup(self, space: Space, hashes: Sequence[bytes], first: int = 0) -> EngineLookup:
+        """Ask for the chunks `[first, len(hashes))` of a request; the engine holds those before `first` itself."""
+
+    def retrieve(self, lookup: Any, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
+        """The plan that loads an answered lookup's chunks into the engine's blocks.
+
+        Args:
+            first_block: index within the request of the first block to load.
+            block_ids: per group, the engine's block ids of the request from its block 0. A negative id is skipped.
+
+        `release` the lookup when every rank has copied. Raises `LeaseError` when the leases have ended: then nothing
+        that was promised can be had any more, and the engine must compute it.
+        """
+
+    def renew(self, lookup: Any) -> bool:
+        """Start the time of the lookup's leases again. False when they have ended: look up again."""
+
+    def release(self, lookup: Any) -> None:
+        """End the lookup's leases. Idempotent. Call it after the copy, and on every abort."""
+
+    def reserve(
+        self, space: Space, hashes: Sequence[bytes], first: int, last: int, block_ids: Sequence[Sequence[int]]
+    ) -> StorePlan:
+        """Slots for the chunks `[first, last)` of a request, and the plan that fills them.
+
+        Chunks that are cached, on their way, or find no room are skipped and counted; so are those with a block that
+        the engine no longer holds (a negative id). `publish` the plan when every rank has copied.
+        """
+
+    def publish(self, plan_id: int, ok: bool = True) -> None:
+        """Every rank has copied (`ok`) or one has failed: publish the plan's objects, or abandon them.
+
+        Late, repeated and unknown calls are harmless.
+        """
+
+    def prefilled(self, space: Space, tokens: int, seconds: float) -> None:
+        """The engine has computed so many tokens of prompts in so long: what it computes sooner than a tier delivers is
+        not loaded. Call it once per step that mostly computes prompts; without it, everything found is loaded."""
+
+    def descriptor(self) -> dict[str, Any] | None:
+        """How workers reach the arena of now: what `attach_arena` takes, as plain picklable values; None while there is
+        no server. Its `token` names the arena: lookups and plans carry it, and may be copied with that one only."""
+
+    def clear(self, space: Space) -> int:
+        """Forget the space's objects in L1 (not in the tiers), but those in use; how many went."""
+
+    def drain(self, timeout_s: float = 10.0) -> int:
+        """Wait until the tiers have taken what waits; the number of objects still waiting at the deadline."""
+
+    @property
+    def tiers(self) -> dict[str, str]:
+        """The tiers' names in order, each with the name of its storage plugin."""
+
+    def stats(self) -> dict[str, float]:
+        """What this engine has counted, as a flat dict, histogram buckets aside."""
+
+    def metrics_text(self) -> str:
+        """The same in the Prometheus text format, buckets included."""
+
+    def close(self) -> None:
+        """Release everything. Idempotent. An engine that owns its cache first writes out what waits, in bounded
+        time."""

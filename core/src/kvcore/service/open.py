@@ -1,0 +1,26 @@
+"""The engine that a configuration asks for: of this process, or behind a server."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvcore.api import ConfigError
+from kvcore.config import load_config
+from kvcore.engine import CacheEngine, Engine
+from kvcore.plugins import registry_from_env
+
+
+def open_engine(path: str | None = None, *, flags: Mapping[str, Any] | None = None, name: str = "kvcore") -> Engine:
+    """A cache of this process, or with `server:` a client of that one, which need not be there yet.
+
+    Args:
+        path: the configuration's file; default: the one that `KVCORE_CONFIG` names.
+        flags: values laid over it, such as `{"l1.size": "8GiB"}`.
+        name: of this engine, for logs and observers.
+
+    Raises `ConfigError`, `PluginError` or `ArenaError`: what is wrong at start is the user's to see.
+    """
+    registry = registry_from_env()
+    config = load_config(path, flags=dict(flags or {}), registry=registry)
+    if config.server is not None:
+        raise ConfigError("server: this release has no client for a server yet")
+    return CacheEngine.of(config, registry, name)

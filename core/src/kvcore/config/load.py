@@ -1,14 +1,14 @@
 """`load_config`: two passes, every fault at once."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import count
 from typing import Any
 
 from kvcore.api.config import PluginConfig, PluginOf
 from kvcore.api.errors import PluginError
-from kvcore.config.model import OWN_CAPACITY, Config
+from kvcore.config.model import OWN_CAPACITY, Config, TierConfig
 from kvcore.config.overlay import apply_environment, apply_flags
 from kvcore.config.tree import DEFAULT, Fault, InvalidConfigError, Path, Source, Tree, show
 from kvcore.config.validate import validate
@@ -44,6 +44,31 @@ def load_config(
     return config
 
 
+def load_tier(given: Mapping[str, Any], *, registry: Registry, taken: Iterable[str] = ()) -> TierConfig:
+    """One tier from plain values, as they would stand in `l2`, for a cache that is running.
+
+    Raises `ConfigError` whose text lists every fault. A tier without a name gets one that is not `taken`.
+    """
+    tree = Tree()
+    tree.set(("l2",), [_copy(given)], Source("file", "the tier"))
+    loader = _Loader(tree, registry, [], taken)
+    config = loader.build()
+    if config is None:
+        found = [
+            (f.place, f.path.removeprefix("l2[0]").lstrip("."), f.text.replace("l2[0].", "")) for f in loader.faults
+        ]
+        raise InvalidConfigError([Fault(*fault) for fault in found])
+    (tier,) = config.l2
+    where = f"tier {tier.name}: "
+    return tier.model_copy(
+        update={
+            "storage": tier.storage._replace(where=f"{where}storage"),
+            "serde": tuple(s._replace(where=f"{where}serde") for s in tier.serde),
+            "eviction": tier.eviction._replace(where=f"{where}eviction"),
+        }
+    )
+
+
 def _start(file: str | None, registry: Registry) -> tuple[Tree, list[Fault]]:
     if file is not None:
         return read_file(file)
@@ -56,8 +81,9 @@ def _start(file: str | None, registry: Registry) -> tuple[Tree, list[Fault]]:
 class _Loader:
     """The two passes over one tree; every fault found goes to `faults`."""
 
-    def __init__(self, tree: Tree, registry: Registry, faults: list[Fault]) -> None:
+    def __init__(self, tree: Tree, registry: Registry, faults: list[Fault], taken: Iterable[str] = ()) -> None:
         self.faults = faults
+        self._taken = taken
         self._tree = tree
         self._registry = registry
         self._specs: list[PluginSpec] = []
@@ -134,7 +160,7 @@ class _Loader:
     def _name_tiers(self, data: dict[str, Any]) -> None:
         """Give each tier a name of its own."""
         tiers = [(i, t) for i, t in _entries(data.get("l2")) if isinstance(t, dict)]
-        taken: dict[str, str] = {"l1": "L1"}
+        taken: dict[str, str] = {"l1": "L1", **dict.fromkeys(self._taken, "a tier that is open")}
         for i, tier in tiers:
             name = tier.get("name")
             if isinstance(name, str):

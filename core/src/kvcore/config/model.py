@@ -103,6 +103,10 @@ class TierConfig(PluginConfig):
     """What is written to this tier: all that is computed; only what L1 gives up, and at the end what is still in it;
     or nothing (a read-only tier)."""
 
+    read: Literal["auto", "always"] = "auto"
+    """What is loaded from this tier: `auto`, not what the engine, by what both were measured at, computes sooner; or
+    `always` all that it has, which saves the engine work though the request waits longer."""
+
     promote: bool = True
     """Write objects that were found in a later tier to this one, too. Not with `write: none`."""
 

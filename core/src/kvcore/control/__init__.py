@@ -1,7 +1,8 @@
 """The controllers behind the cache engine: they plan, the tiers and the data plane move bytes."""
 
+from kvcore.control.admission import LoadAdmission, Step
 from kvcore.control.events import sort_events
 from kvcore.control.fetch import Fetch, Fetcher, Want
 from kvcore.control.manager import StorageManager
 
-__all__ = ["Fetch", "Fetcher", "StorageManager", "Want", "sort_events"]
+__all__ = ["Fetch", "Fetcher", "LoadAdmission", "Step", "StorageManager", "Want", "sort_events"]

@@ -7,6 +7,7 @@ what has arrived when the time is up is a usable front.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ from kvcore.l2 import Tier, Transfer
 
 PATIENCE_S = 0.01
 """Once every object has a source, how long a tier that comes earlier in the order may still take to claim it."""
+PROBE_BYTES = 32 << 20
+"""How much is loaded to see how fast a tier is."""
 
 
 class Want(NamedTuple):
@@ -44,6 +47,25 @@ class Fetch:
         """Count objects that will not arrive."""
         if count:
             self.reasons[reason] = self.reasons.get(reason, 0) + count
+
+
+class _Span:
+    """All that one lookup has from one tier: from the first call's beginning to the last one's end."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._begun = float("inf")
+        self._ended = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self._ended - self._begun
+
+    def add(self, begun: float, nbytes: int) -> None:
+        if nbytes:
+            self.nbytes += nbytes
+            self._begun = min(self._begun, begun)
+            self._ended = time.perf_counter()
 
 
 class Fetcher:
@@ -107,8 +129,15 @@ class Fetcher:
                     patient, give_up = False, min(give_up, clock() + PATIENCE_S)
         return [None if i is None else tiers[i] for i in sources]
 
-    async def load(self, fetch: Fetch, wants: Sequence[Want], sources: Sequence[Tier | None]) -> None:
-        """Load `wants` from their `sources`; ends when the last batch has arrived or failed. No tier makes it raise."""
+    async def load(
+        self, fetch: Fetch, wants: Sequence[Want], sources: Sequence[Tier | None], *, probe: bool = False
+    ) -> None:
+        """Load `wants` from their `sources`; ends when the last batch has arrived or failed. No tier makes it raise.
+
+        Args:
+            probe: nobody waits for it; it is made to see how fast the tier is.
+        """
+        spans: dict[Tier, _Span] = {}
         groups: dict[tuple[int, ObjectSpace], tuple[Tier, list[Want]]] = {}
         for want, tier in zip(wants, sources, strict=True):
             if tier is not None:
@@ -116,11 +145,25 @@ class Fetcher:
         tasks = []
         for (_, space), (tier, members) in groups.items():
             size = tier.batch_size(len(members), space.nbytes)
-            tasks += [self._loop.spawn(self._batch(fetch, tier, batch)) for batch in _chunks(members, size)]
+            span = spans.setdefault(tier, _Span())
+            tasks += [self._loop.spawn(self._batch(fetch, tier, batch, span)) for batch in _chunks(members, size)]
         if tasks:
             await asyncio.wait(tasks)
+        for tier, span in spans.items():
+            if span.nbytes:
+                tier.delivered(span.nbytes, span.seconds, probe=probe)
 
-    async def _batch(self, fetch: Fetch, tier: Tier, wants: Sequence[Want]) -> None:
+    def probe(self, tier: Tier, wants: Sequence[Want]) -> None:
+        """Load the front of `wants` from `tier`, for at most `PROBE_BYTES`, while nobody waits for it: the tier learns
+        how fast it is now."""
+        front = wants[: max(1, PROBE_BYTES // wants[0].space.nbytes)]
+        self._loop.spawn(self.load(Fetch(self._keep), front, [tier] * len(front), probe=True))
+
+    def _keep(self, lease: ReadLease, source: str) -> None:
+        self._l1.keep(lease)
+        self._l1.end_read(lease)
+
+    async def _batch(self, fetch: Fetch, tier: Tier, wants: Sequence[Want], span: _Span) -> None:
         space = wants[0].space
         others = [f for w in wants if (f := self._inflight.get((space, w.chunk_hash)))]
         hashes = [w.chunk_hash for w in wants]
@@ -133,7 +176,7 @@ class Fetcher:
             for obj in mine:
                 self._inflight[space, obj.chunk_hash] = done
             try:
-                failed = await self._fill(fetch, tier, lease, mine, wants[0].layout)
+                failed = await self._fill(fetch, tier, lease, mine, wants[0].layout, span)
             finally:
                 for obj in mine:
                     self._inflight.pop((space, obj.chunk_hash), None)
@@ -154,9 +197,10 @@ class Fetcher:
             await self.load(fetch, again, sources)
 
     async def _fill(
-        self, fetch: Fetch, tier: Tier, lease: Any, mine: list[L1Object], layout: ObjectLayout
+        self, fetch: Fetch, tier: Tier, lease: Any, mine: list[L1Object], layout: ObjectLayout, span: _Span
     ) -> dict[bytes, str]:
         """Load into the slots of `lease` and publish; what did not come, with the reason: chunk hash -> word."""
+        begun = time.perf_counter()
         try:
             loads = await tier.load([Transfer(o.key, self._l1.view(o), layout) for o in mine])
         except BaseException:
@@ -172,6 +216,7 @@ class Fetcher:
             for obj, outcome in zip(mine, loads.outcomes, strict=True)
             if not isinstance(outcome, Loaded)
         }
+        span.add(begun, (len(mine) - len(reasons)) * mine[0].space.nbytes)
         published, read = self._l1.finish_write(lease, failed=reasons.keys(), read=True)
         if len(published) < len(mine) - len(reasons):
             fetch.lost("lease_expired", len(mine) - len(reasons) - len(published))

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvcore.api import ObjectEvent, ObjectLayout, format_size
 from kvcore.config import Config, TierConfig
+from kvcore.control.admission import LoadAdmission
 from kvcore.control.fetch import Fetcher
 from kvcore.control.loop import LoopThread
 from kvcore.control.spill import SpillController
@@ -51,6 +52,7 @@ class StorageManager:
         self.tiers: list[Tier] = self._tiers.open
         self.arena: Arena | None = None
         self.layouts: dict[ObjectSpace, ObjectLayout] = {}
+        self.admission = LoadAdmission(metrics)
         _managers.add(self)
         try:
             self.loop.submit(self._tiers.start(config.l2)).result()

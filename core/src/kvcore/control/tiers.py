@@ -183,6 +183,7 @@ class Tiers:
             metrics=self._metrics,
             useful_s=self._useful_s,
             capacity=self._capacity(config),
+            always=config.read == "always",
         )
         self._threads[config.name] = threads
         self.configs[config.name] = config

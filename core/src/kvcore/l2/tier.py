@@ -29,6 +29,7 @@ from kvcore.l2.buffers import StagingPool, headers
 from kvcore.l2.capacity import Capacity
 from kvcore.l2.codec import Codec
 from kvcore.l2.frame import HEADER_BYTES
+from kvcore.l2.speed import LoadSpeed
 from kvcore.l2.threads import DeadlineExceeded, Threads
 from kvcore.observe import Metrics, Throttle, logger
 
@@ -82,6 +83,7 @@ class Tier:
         useful_s: an answer to `exists` that takes longer is of no use to a lookup, and a load that takes longer counts
             against the tier.
         capacity: for a storage that keeps to none by itself; None: unlimited.
+        always: it is loaded from however long it takes.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Tier:
         metrics: Metrics,
         useful_s: float = float("inf"),
         capacity: Capacity | None = None,
+        always: bool = False,
     ) -> None:
         self.name = name
         self.codec = codec
@@ -116,6 +119,8 @@ class Tier:
         self._slots = asyncio.Semaphore(max(1, storage.preferred_concurrency))
         self._staging = StagingPool(8 * max(1, storage.preferred_concurrency))
         self._unreadable: set[ObjectKey] = set()
+        self._always = always
+        self._speed = LoadSpeed()
         self.breaker = Breaker(self._changed)
         metrics.set("tier_open", 1, name)
 
@@ -245,6 +250,18 @@ class Tier:
         with self._call():
             async with self._slots:
                 return await self._store(given, held) if self.usable else down
+
+    def load_seconds(self, nbytes: int) -> float:
+        """How long it takes to deliver `nbytes` of payloads; 0 while that is not known, or does not matter."""
+        return 0.0 if self._always else self._speed.seconds(nbytes)
+
+    def delivered(self, nbytes: int, seconds: float, *, probe: bool = False) -> None:
+        """All that one lookup had from this tier, in how long; `probe`: nobody waited for it."""
+        (self._speed.probed if probe else self._speed.loaded)(nbytes, seconds)
+        if self._speed.known:
+            self._metrics.set("tier_load_latency_seconds", self._speed.latency_s, self.name)
+            if self._speed.seconds_per_byte:
+                self._metrics.set("tier_load_bytes_per_second", 1 / self._speed.seconds_per_byte, self.name)
 
     async def delete(self, keys: Sequence[ObjectKey]) -> None:
         """Delete objects; a fault is counted."""

@@ -36,7 +36,7 @@ METRICS: dict[str, Spec] = {
         {
             "reason": "`absent` (no tier has it), `evicted_from_tier` (gone between the question and the load), "
             "`lookup_timeout`, `stalled` (the tiers did not run at all), `l1_full` (no room to load into), `tier_down` "
-            "(circuit breaker open), `internal` (a bug, in the log), or how the load failed: see the outcomes of "
+            "(circuit breaker open), `slow_tier` (the engine computes it sooner), `internal` (a bug, in the log), or how the load failed: see the outcomes of "
             "`kvcore_tier_operations_total`"
         },
     ),
@@ -76,6 +76,9 @@ METRICS: dict[str, Spec] = {
     "tier_queue_bytes": Spec("gauge", "Bytes waiting to be written to a tier", _TIER),
     "tier_open": Spec("gauge", "1 while the tier is used, 0 while its circuit breaker is open", _TIER),
     "tier_opened": Spec("counter", "Times a tier's circuit breaker opened", _TIER),
+    "tier_load_latency_seconds": Spec("gauge", "How long a tier takes before it delivers, as last estimated", _TIER),
+    "tier_load_bytes_per_second": Spec("gauge", "How fast a tier delivers KV once it does, as last estimated", _TIER),
+    "prefill_tokens_per_second": Spec("gauge", "How fast the engine computes prompts, as last estimated"),
     "tier_evicted": Spec("counter", "Objects deleted to keep a tier within its `capacity`", _TIER),
     "tier_promoted": Spec("counter", "Objects found in a later tier and offered to this one", _TIER),
     "serde_bytes": Spec(

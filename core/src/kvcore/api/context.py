@@ -1,13 +1,13 @@
 """What every component is given beside its config."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvcore.api.errors import PluginError
 from kvcore.api.eviction import EvictionPolicy
-from kvcore.api.storage import BlockingStorage, Storage
+from kvcore.api.storage import BlockingStorage, Entry, Storage
 
 
 def _no_eviction(spec: Any) -> EvictionPolicy:
@@ -16,6 +16,10 @@ def _no_eviction(spec: Any) -> EvictionPolicy:
 
 def _no_storage(spec: Any) -> Storage | BlockingStorage:
     raise PluginError(f"this context cannot make a storage (asked for {spec!r})")
+
+
+def _nobody(gone: Sequence[Entry]) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,8 @@ class Context:
             nothing, a load does not count as a use, and a delete that cannot be done is a `StorageError`.
         make_storage: makes a storage from its YAML form, unopened, for storages that stand before another one. Raises
             `PluginError` or `ConfigError`.
+        on_evict: for storages that keep to a capacity of their own: tell it what was deleted to make room, from any
+            thread, so that observers hear of it.
     """
 
     name: str = ""
@@ -38,3 +44,4 @@ class Context:
     make_eviction: Callable[[Any], EvictionPolicy] = _no_eviction
     passive: bool = False
     make_storage: Callable[[Any], Storage | BlockingStorage] = _no_storage
+    on_evict: Callable[[Sequence[Entry]], None] = _nobody

@@ -48,6 +48,7 @@ class MemoryStorage(BlockingStorage):
         self._policy: EvictionPolicy | None = None
         if self._capacity is not None:
             self._policy = context.make_eviction(config.eviction)
+        self._on_evict = context.on_evict
         self._lock = threading.Lock()
         self._objects: dict[ObjectKey, bytes] = {}
         self._nbytes = 0
@@ -110,7 +111,7 @@ class MemoryStorage(BlockingStorage):
                 self._policy.remove([key])
                 excess = self._nbytes + nbytes - capacity
                 if excess > 0:
-                    self._drop(self._policy.evict(excess, _nothing_is_pinned))
+                    self._on_evict(self._drop(self._policy.evict(excess, _nothing_is_pinned)))
                 if self._nbytes + nbytes > capacity:
                     return Failed("the eviction policy found no room", "full")
                 self._policy.insert([key], [nbytes])
@@ -118,9 +119,10 @@ class MemoryStorage(BlockingStorage):
             self._nbytes += nbytes
         return STORED
 
-    def _drop(self, keys: Sequence[Any]) -> None:
-        for key in keys:
-            self._nbytes -= len(self._objects.pop(key, b""))
+    def _drop(self, keys: Sequence[Any]) -> Sequence[Entry]:
+        gone = [Entry(key, len(self._objects.pop(key, b""))) for key in keys]
+        self._nbytes -= sum(entry.nbytes for entry in gone)
+        return gone
 
 
 def _nothing_is_pinned(key: object) -> bool:

@@ -9,6 +9,7 @@ what has arrived when the time is up is a usable front.
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from kvcore.api import Failed, Loaded, ObjectEvent, ObjectKey, ObjectLayout
@@ -74,6 +75,7 @@ class Fetcher:
     Args:
         patience_s: how long tiers are waited for when some objects have no source yet.
         on_loaded: observers' batch of what was loaded.
+        in_order: inside it, objects are published and told of.
         on_found: told what came from which tier, to have it written to faster ones.
     """
 
@@ -85,6 +87,7 @@ class Fetcher:
         *,
         patience_s: float,
         on_loaded: Callable[[list[ObjectEvent]], None],
+        in_order: Callable[[], AbstractContextManager[None]],
         on_found: Callable[[Tier, list[L1Object], ObjectLayout], None],
     ) -> None:
         self._loop = loop
@@ -92,6 +95,7 @@ class Fetcher:
         self._tiers = tiers
         self._patience_s = patience_s
         self._on_loaded = on_loaded
+        self._in_order = in_order
         self._on_found = on_found
         self._inflight: dict[tuple[ObjectSpace, bytes], asyncio.Future[None]] = {}
 
@@ -217,13 +221,14 @@ class Fetcher:
             if not isinstance(outcome, Loaded)
         }
         span.add(begun, (len(mine) - len(reasons)) * mine[0].space.nbytes)
-        published, read = self._l1.finish_write(lease, failed=reasons.keys(), read=True)
+        with self._in_order():
+            published, read = self._l1.finish_write(lease, failed=reasons.keys(), read=True)
+            self._on_loaded([ObjectEvent(o.key, tier.name, o.space.nbytes) for o in published])
         if len(published) < len(mine) - len(reasons):
             fetch.lost("lease_expired", len(mine) - len(reasons) - len(published))
         if published:
             self._on_found(tier, published, layout)
         fetch.on_lease(read, tier.name)
-        self._on_loaded([ObjectEvent(o.key, tier.name, o.space.nbytes) for o in published])
         return {obj.chunk_hash: reason for obj, reason in reasons.items()}
 
 

@@ -12,6 +12,7 @@ from kvcore.config import Config, TierConfig
 from kvcore.control.admission import LoadAdmission
 from kvcore.control.fetch import Fetcher
 from kvcore.control.loop import LoopThread
+from kvcore.control.residents import Residents
 from kvcore.control.spill import SpillController
 from kvcore.control.store import StoreController, WritePolicy
 from kvcore.control.tiers import DRAIN_S as TIER_DRAIN_S
@@ -112,6 +113,7 @@ class StorageManager:
         size = max(MIN_AUTO_BYTES, available_memory() // 4) if config.size == "auto" else int(config.size)
         self.arena = Arena(size)
         self.l1 = L1(self.arena, self.create("eviction", config.eviction), lease_s=config.lease, on_evict=self._evicted)
+        self.residents = Residents(self.l1, self.hooks)
         policies = [self._write_policy(t) for t in self.config.l2]
         self.stores = StoreController(
             self.loop, self.l1, self.tiers, policies, self.metrics, self.hooks.stored, self.hooks.failed
@@ -122,7 +124,8 @@ class StorageManager:
             self.l1,
             self.tiers,
             patience_s=self.config.lookup_timeout / 2,
-            on_loaded=self.hooks.loaded,
+            on_loaded=self._loaded,
+            in_order=self.residents.in_order,
             on_found=self.stores.promote,
         )
         for tier in self.tiers:
@@ -157,6 +160,7 @@ class StorageManager:
             reads, writes = self.l1.reap()
             self.metrics.add("expired_leases", reads, "read")
             self.metrics.add("expired_leases", writes, "write")
+            self.residents.tell()
             if writes:
                 logger.warning("%d write leases ran out: their slots wait for the holder's answer", writes)
 
@@ -164,8 +168,12 @@ class StorageManager:
         self.metrics.add("evicted_objects", len(objects))
         for tier in self.stores.spill_tiers:
             self.metrics.add("tier_dropped", len(objects), tier.name, "evicted_first")
-        if self.hooks.listens("evicted"):
-            self.hooks.evicted([ObjectEvent(o.key, "l1", o.space.nbytes, "room") for o in objects])
+        self.residents.tell()
+
+    def _loaded(self, events: list[ObjectEvent]) -> None:
+        self.hooks.loaded(events)
+        if self.hooks.listens("stored"):
+            self.hooks.stored([e._replace(tier="l1", reason="loaded") for e in events])
 
     async def _close_tiers(self) -> None:
         if self.arena is not None and hasattr(self, "stores"):

@@ -245,9 +245,10 @@ class _Queue:
             absent = [o for o, known in zip(objects, there, strict=True) if not known]
             if absent:
                 batch = [Transfer(o.key, l1.view(o), job.layout) for o in absent]
-                stores = await tier.store(batch, held=lambda: l1.renew(job.lease))
-                settled = stores.settled
-                self._report(absent, stores)
+                with tier.told.storing([t.key for t in batch]):
+                    stores = await tier.store(batch, held=lambda: l1.renew(job.lease))
+                    settled = stores.settled
+                    self._report(absent, stores)
         finally:
             if settled is None:
                 self._controller.finished(job)

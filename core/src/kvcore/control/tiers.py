@@ -4,13 +4,14 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from kvcore.api import ConfigError, KVCoreError, PluginError, Serde, StorageError
+from kvcore.api import ConfigError, Entry, KVCoreError, ObjectEvent, PluginError, Serde, StorageError
 from kvcore.config import TierConfig
 from kvcore.control.loop import LoopThread
 from kvcore.control.store import StoreController, WritePolicy
-from kvcore.l2 import Capacity, Codec, Threads, Tier
+from kvcore.l2 import Capacity, Codec, Threads, Tier, Told
 from kvcore.observe import Metrics, logger
 from kvcore.plugins import PluginSpec, Registry
 
@@ -170,7 +171,14 @@ class Tiers:
 
     def _make(self, config: TierConfig) -> Tier:
         create = self._registry.create
-        storage = create("storage", config.storage)
+        hooks = self._registry.hooks
+
+        def tell(gone: Sequence[Entry]) -> None:
+            hooks.evicted([ObjectEvent(e.key, config.name, e.nbytes, "room") for e in gone])
+
+        told = Told(tell, lambda: hooks.listens("evicted"))
+        context = replace(self._registry.context(config.storage.where), on_evict=told.evicted)
+        storage = create("storage", config.storage, context)
         chain = [create("serde", s) for s in config.serde]
         plain = [s for s in chain if s.tag != "raw/1"]  # identity: not worth a copy
         threads = Threads("kvcore-codec", max(1, min(4, os.cpu_count() or 1)))  # its own: a serde may hang
@@ -184,6 +192,7 @@ class Tiers:
             useful_s=self._useful_s,
             capacity=self._capacity(config),
             always=config.read == "always",
+            told=told,
         )
         self._threads[config.name] = threads
         self.configs[config.name] = config

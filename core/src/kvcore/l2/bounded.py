@@ -33,7 +33,7 @@ class BoundedCalls(Calls):
 
     Args:
         capacity: the account and its policy.
-        on_evict: told how many objects were deleted.
+        on_evict: told what was deleted.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class BoundedCalls(Calls):
         name: str,
         timeout_s: float,
         capacity: Capacity,
-        on_evict: Callable[[int], None],
+        on_evict: Callable[[Sequence[Entry]], None],
     ) -> None:
         super().__init__(storage, name, timeout_s)
         self._capacity = capacity
@@ -102,8 +102,9 @@ class BoundedCalls(Calls):
             while capacity.over(nbytes) > 0:
                 victims = capacity.victims(nbytes)[:DELETED_AT_ONCE]
                 if victims:
+                    gone = capacity.entries(victims)
                     await self.delete(victims)
-                    self._on_evict(len(victims))
+                    self._on_evict(gone)
                 elif capacity.coming:
                     self._finished.clear()
                     await self._finished.wait()

@@ -61,6 +61,10 @@ class Capacity:
         self._policy.insert(chosen, [self._sizes[k] for k in chosen])  # should deleting them fail
         return chosen
 
+    def entries(self, keys: Sequence[ObjectKey]) -> list[Entry]:
+        """What the account says of these objects."""
+        return [Entry(k, self._sizes[k]) for k in keys if k in self._sizes]
+
     def known(self) -> set[ObjectKey]:
         """The keys now in the account."""
         return set(self._sizes)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from kvcore.api import (
     BlockingStorage,
+    Entry,
     Failed,
     FrameError,
     Item,
@@ -31,6 +32,7 @@ from kvcore.l2.codec import Codec
 from kvcore.l2.frame import HEADER_BYTES
 from kvcore.l2.speed import LoadSpeed
 from kvcore.l2.threads import DeadlineExceeded, Threads
+from kvcore.l2.told import Told
 from kvcore.observe import Metrics, Throttle, logger
 
 KEEP = ("version", "unknown_serde")
@@ -84,6 +86,7 @@ class Tier:
             against the tier.
         capacity: for a storage that keeps to none by itself; None: unlimited.
         always: it is loaded from however long it takes.
+        told: hears what was deleted to keep to `capacity`.
     """
 
     def __init__(
@@ -98,10 +101,12 @@ class Tier:
         useful_s: float = float("inf"),
         capacity: Capacity | None = None,
         always: bool = False,
+        told: Told | None = None,
     ) -> None:
         self.name = name
         self.codec = codec
         self.storage = storage
+        self.told = told or Told()
         self._calls = Calls(storage, name, timeout_s)
         if capacity is not None:
             self._calls = BoundedCalls(storage, name, timeout_s, capacity, self._evicted)
@@ -483,8 +488,9 @@ class Tier:
         self._log.warning(f"{op} {kind}", f"tier {self.name}: {op} failed: {error or repr(error)}")
         self.breaker.failure(op, str(error) or repr(error))
 
-    def _evicted(self, count: int) -> None:
-        self._metrics.add("tier_evicted", count, self.name)
+    def _evicted(self, gone: Sequence[Entry]) -> None:
+        self._metrics.add("tier_evicted", len(gone), self.name)
+        self.told.evicted(gone)
 
     def _changed(self, closed: bool, cause: str) -> None:
         if self._closed:

@@ -62,6 +62,7 @@ class DiskStorage(BlockingStorage):
         self._passive = context.passive
         self._direct = config.direct != "off"
         self._policy = context.make_eviction(config.eviction)
+        self._on_evict = context.on_evict
         self._lock = threading.Lock()
         self._index: dict[ObjectKey, int] = {}  # bytes taken from the capacity
         self._hidden: set[ObjectKey] = set()  # deleted, in a directory that is read-only
@@ -334,18 +335,25 @@ class DiskStorage(BlockingStorage):
     def _evict(self, nbytes: int, account: Account) -> int:
         """Give up at least `nbytes`, or all there is; how many bytes that freed."""
         freed = 0
-        while freed < nbytes:
-            with self._lock:
-                victims = [k for k in self._policy.evict(nbytes - freed, _never) if isinstance(k, ObjectKey)]
-            if not victims:
-                break
-            for i, key in enumerate(victims):
-                try:
-                    freed += self._unlink(key, account)
-                except OSError:
-                    with self._lock:
-                        self._policy.insert(victims[i:], [self._index.get(k, BLOCK_BYTES) for k in victims[i:]])
-                    raise
+        gone: list[Entry] = []
+        try:
+            while freed < nbytes:
+                with self._lock:
+                    victims = [k for k in self._policy.evict(nbytes - freed, _never) if isinstance(k, ObjectKey)]
+                if not victims:
+                    break
+                for i, key in enumerate(victims):
+                    try:
+                        size = self._unlink(key, account)
+                    except OSError:
+                        with self._lock:
+                            self._policy.insert(victims[i:], [self._index.get(k, BLOCK_BYTES) for k in victims[i:]])
+                        raise
+                    freed += size
+                    gone.append(Entry(key, size))
+        finally:
+            if gone:
+                self._on_evict(gone)
         return freed
 
     def _unlink(self, key: ObjectKey, account: Account) -> int:

@@ -1,0 +1,53 @@
+"""What a tier deletes to make room is told after it was told that it was stored, although storages work in threads."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from kvcore.api import Entry, ObjectKey
+
+
+class Told:
+    """One tier's. Thread-safe.
+
+    Args:
+        tell: told what was deleted, from any thread.
+        listens: is there anybody to tell?
+    """
+
+    def __init__(
+        self, tell: Callable[[Sequence[Entry]], None] = lambda gone: None, listens: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._tell = tell
+        self._listens = listens
+        self._lock = threading.Lock()
+        self._storing: Counter[ObjectKey] = Counter()
+        self._early: dict[ObjectKey, Entry] = {}
+
+    def evicted(self, gone: Sequence[Entry]) -> None:
+        """The storage has deleted these. What is just being stored is told when that is over."""
+        if not self._listens():
+            return
+        with self._lock:
+            now = [entry for entry in gone if entry.key not in self._storing]
+            self._early.update((entry.key, entry) for entry in gone if entry.key in self._storing)
+        if now:
+            self._tell(now)
+
+    def storing(self, keys: Sequence[ObjectKey]) -> AbstractContextManager[None]:
+        """Store objects and tell of it inside."""
+        return self._stored(keys) if self._listens() else nullcontext()
+
+    @contextmanager
+    def _stored(self, keys: Sequence[ObjectKey]) -> Iterator[None]:
+        with self._lock:
+            self._storing.update(keys)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._storing -= Counter(keys)  # drops what comes to 0
+                early = [self._early.pop(k) for k in keys if k in self._early and k not in self._storing]
+            if early:
+                self._tell(early)

@@ -127,6 +127,9 @@ class L1:
         self._notes: list[tuple[int, list[L1Object]]] = []  # (size of each if they are new, else 0; objects), in order
         self._leases: deque[ReadLease | WriteLease] = deque()
         self.quarantined_bytes = 0
+        self.watched = False
+        """Somebody wants to hear what leaves: see `take_gone`."""
+        self._gone: list[tuple[str, Collection[L1Object]]] = []
         self._log = Throttle()
 
     # -- spaces ------------------------------------------------------------------------------------------------------
@@ -140,79 +143,32 @@ class L1:
         return space
 
     def clear(self, namespace: bytes) -> int:
-        """Delete what no one reads in all spaces of `namespace`, pinned or not; how many objects went. Leased ones
-        stay."""
-        count = 0
+        """Delete what no one reads in all spaces of `namespace`; how many objects went. Leased ones stay."""
         with self._lock:
-            for (ns, _), space in self._spaces.items():
-                if ns != namespace:
-                    continue
-                self._unread(space, self._pins.remove(space, list(space.objects.values())))
-                gone = [obj for obj in space.objects.values() if not obj.readers]
-                if space.pool.remove(gone):
-                    self._room.drop(gone, "cleared")
-                    count += len(gone)
-        return count
-
-    def forget(self, held: Callable[[ObjectSpace], bool]) -> list[ObjectSpace]:
-        """Forget spaces that hold nothing and are not `held` by anyone who may use them again, and tenants that have
-        no other. Returns the spaces. Looks only when there are twice as many as were left the last time."""
-        with self._lock:
-            if len(self._spaces) <= self._few_spaces:
-                return []
-            busy = {lease.objects[0].space for lease in (*self._leases, *self._expired) if lease.objects}
+            self._settle()
             gone = [
-                s
-                for s in self._spaces.values()
-                if not s.objects and not s.staging and s not in busy and not self._pins.count(s) and not held(s)
+                obj
+                for (ns, _), space in self._spaces.items()
+                if ns == namespace
+                for obj in space.objects.values()
+                if not obj.readers
             ]
-            leaving = set(gone)
-            for pool in {s.pool for s in gone}:
-                pool.settle()
-                pool.spaces = [s for s in pool.spaces if s not in leaving]
-                if self._shares is not None and not pool.spaces and not pool.used:
-                    self._shares.forget(pool)
-            for s in gone:
-                del self._spaces[s.namespace, s.group]
-            self._few_spaces = max(_FEW_SPACES, 2 * len(self._spaces))
-            return gone
-
-    def tenants(self) -> dict[str, Usage]:
-        """Each tenant's part of L1; empty when it is not divided."""
-        with self._lock:
-            return {} if self._shares is None else self._shares.usage()
-
-    def set_quota(self, tenant: str, nbytes: int | None) -> None:
-        """Change a quota, see `Shares.set_quota`. Raises `ValueError` when L1 is not divided."""
-        if self._shares is None:
-            raise ValueError("L1 is not divided among tenants")
-        with self._lock:
-            self._shares.set_quota(tenant, nbytes)
-
-    def share(self, space: ObjectSpace) -> int:
-        """Bytes that the tenant of this space can rely on; all when L1 is not divided."""
-        if self._shares is None:
-            return self.arena.size
-        with self._lock:
-            return self._shares.share(space.pool)
+            try:
+                self._policy.remove(gone)
+            except Exception as error:
+                self._log.warning("policy", f"the eviction policy failed: {error!r}", exc_info=True)
+                return 0  # it may still name them as victims
+            self._drop(gone, "cleared")
+        return len(gone)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def reserve_read(self, space: ObjectSpace, hashes: Sequence[bytes]) -> ReadLease:
-        """Lease the resident objects at the front of `hashes`, up to the first that is absent (or, for a tenant that
-        has leased its whole share, that nobody has leased yet)."""
+        """Lease the resident objects at the front of `hashes`, up to the first that is absent."""
         get = space.objects.get
         found: list[L1Object] = []
         append = found.append
         with self._lock:
-            if self._aging is not None:
-                self._expire(self._aging)
-            if self._shares is not None:
-                for obj in self._within_share(self._shares, space, map(get, hashes)):
-                    if obj is None:
-                        break
-                    append(obj)
-                return self._read_lease(space, found)
             for chunk_hash in hashes:
                 obj = get(chunk_hash)
                 if obj is None:
@@ -370,32 +326,18 @@ class L1:
                 else:
                     writes += 1
                     self._quarantine(lease)
-            for space, objects in self._pins.due(now):
-                self._unread(space, objects)
-            if self._aging is not None:
-                self._expire(self._aging)
         return reads, writes
 
-    @property
-    def watched(self) -> bool:
-        """Somebody wants to hear what leaves: see `take_gone`."""
-        return self._room.watched
-
-    @watched.setter
-    def watched(self, value: bool) -> None:
-        self._room.watched = value
-
     def take_gone(self) -> list[tuple[str, Collection[L1Object]]]:
-        """While `watched`: why (`room`, `cleared`, `expired`, `unused`) and which objects have left since the last
-        call."""
+        """While `watched`: why (`room`, `cleared`, `unused`) and which objects have left since the last call."""
         with self._lock:
-            gone, self._room.gone = self._room.gone, []
+            gone, self._gone = self._gone, []
         return gone
 
     @property
     def free_bytes(self) -> int:
         """Bytes of the arena that hold nothing."""
-        return self._room.free_bytes
+        return self._allocator.free_bytes
 
     def usage(self) -> dict[str, int]:
         """Bytes and counts for metrics: `size`, `free`, `quarantined`, `objects`, `staging`, `leases`."""
@@ -419,80 +361,126 @@ class L1:
 
     # -- under the lock ----------------------------------------------------------------------------------------------
 
-    def _read_lease(self, space: ObjectSpace, found: list[L1Object]) -> ReadLease:
-        if not found:
-            return self._no_lease()
+    def _read_lease(self, found: list[L1Object]) -> ReadLease:
         lease = ReadLease(found, self._clock() + self.lease_s)
-        self._leases.append(lease)
-        space.pool.note(0, found)
+        if found:
+            self._leases.append(lease)
+            self._note(0, found)
+        else:
+            lease.ended = True
         return lease
-
-    def _no_lease(self) -> ReadLease:
-        lease = ReadLease([], self._clock())
-        lease.ended = True
-        return lease
-
-    def _within_share(
-        self, shares: Shares[Pool], space: ObjectSpace, objects: Iterable[L1Object | None]
-    ) -> Iterable[L1Object | None]:
-        """One more reader for each object, as long as its tenant may lease more; None for the others."""
-        pool, slot_bytes = space.pool, space.slot_bytes
-        shares.seen(pool)
-        left = shares.may_pin(pool) // slot_bytes
-        for obj in objects:
-            if obj is None:
-                yield None
-                continue
-            if not obj.readers:
-                if left <= 0:
-                    yield None
-                    continue
-                left -= 1
-                shares.pin(pool, slot_bytes)
-            obj.readers += 1
-            yield obj
 
     def _end_read(self, lease: ReadLease) -> None:
         if lease.ended:
             return
         lease.ended = True
-        objects, lease.objects = lease.objects, []
-        self._unread(objects[0].space, objects)  # a read lease never spans spaces
-
-    def _unread(self, space: ObjectSpace, objects: list[L1Object]) -> None:
-        """One reader fewer for each."""
-        for obj in objects:
+        for obj in lease.objects:
             obj.readers -= 1
-        if self._shares is not None:  # a lease may hold one twice
-            self._shares.pin(space.pool, -space.slot_bytes * len({o for o in objects if not o.readers}))
-        temporary = {o: None for o in objects if o.temporary and not o.readers}
+        temporary = {o: None for o in lease.objects if o.temporary and not o.readers}  # a lease may hold one twice
+        lease.objects = []
         if temporary:
+            self._drop(temporary, "unused")
+
+    def _note(self, new_bytes: int, objects: list[L1Object]) -> None:
+        self._notes.append((new_bytes, objects[::-1]))  # tail first: the head of a prefix is the most recent
+        if len(self._notes) >= _MAX_NOTES:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Tell the policy what happened since it was last needed. Comes before every drop of what it knows, so no
+        note is of an object that has gone; temporary ones it never heard of, and ignores."""
+        for new_bytes, objects in self._notes:
+            try:
+                if new_bytes:
+                    self._policy.insert(objects, [new_bytes] * len(objects))
+                else:
+                    self._policy.touch(objects)
+            except Exception as error:  # a plugin's fault may cost hits, never a request
+                self._log.warning("policy", f"the eviction policy failed: {error!r}", exc_info=True)
+                if new_bytes:
+                    self._orphans.update(dict.fromkeys(objects))
+        self._notes.clear()
+
+    def _allocate(self, nbytes: int, count: int, evicted: list[L1Object]) -> list[int]:
+        if nbytes > self._allocator.size:
+            return []  # no eviction could make this room
+        slots = self._allocator.alloc(nbytes, count)
+        while len(slots) < count:
+            victims = self._victims(max((count - len(slots)) * nbytes, int(self.arena.size * LOW_WATERMARK)))
+            if not victims:
+                break
+            self._drop(victims, "room")
+            evicted += victims
+            slots += self._allocator.alloc(nbytes, count - len(slots))
+        return slots
+
+    def _victims(self, need: int) -> list[L1Object]:
+        self._settle()
+        if self._orphans and (orphans := self._take_orphans(need)):
+            return orphans
+        try:
+            chosen: list[Any] = self._policy.evict(need, _pinned)
+            if not self._trusted:
+                chosen = self._checked(chosen)
+        except Exception as error:
+            self._log.warning("policy", f"the eviction policy failed: {error!r}", exc_info=True)
+            # It may have forgotten any of them: those that are here now go in the order in which they came.
+            self._orphans.update((o, None) for s in self._spaces.values() for o in s.objects.values())
+            return self._take_orphans(need)
+        if any(map(_pinned, chosen)):  # whatever a policy says, what is leased stays
+            self._notes += [(o.space.slot_bytes, [o]) for o in chosen if o.readers]
+            chosen = [o for o in chosen if not o.readers]
+        return chosen
+
+    def _take_orphans(self, need: int) -> list[L1Object]:
+        chosen = []
+        for obj in self._orphans:
+            if need <= 0:
+                break
+            if not obj.readers:
+                chosen.append(obj)
+                need -= obj.space.slot_bytes
+        for obj in chosen:
+            del self._orphans[obj]
+        with suppress(Exception):  # it may know them after all
+            self._policy.remove(chosen)
+        return chosen
+
+    def _checked(self, chosen: Iterable[Any]) -> list[L1Object]:
+        """What a policy from elsewhere named, less what is not, or no longer, a resident object. Raises `LookupError`
+        when that is nothing."""
+        most = sum(len(s.objects) for s in self._spaces.values())
+        named = dict.fromkeys(islice(chosen, most))
+        here = [o for o in named if isinstance(o, L1Object) and o.space.objects.get(o.chunk_hash) is o]
+        if named and not here:
+            raise LookupError("it names only what is not here")
+        return here
+
+    def _drop(self, objects: Collection[L1Object], reason: str = "room") -> None:
+        if self.watched:
+            self._gone.append((reason, objects))
+        for space, some in self._by_space(objects):
             table = space.objects
-            lost = [o for o in temporary if table.get(o.chunk_hash) is not o]  # their time was over
-            if lost:
-                self._room.free(space, lost)
-                temporary = {o: None for o in temporary if table.get(o.chunk_hash) is o}
-            self._room.drop(temporary, "unused")
+            for obj in some:
+                del table[obj.chunk_hash]
+            self._free_in(space, some)
+        for obj in objects if self._orphans else ():
+            self._orphans.pop(obj, None)
 
-    def _publish(self, objects: list[L1Object]) -> None:
-        if objects:
-            space = objects[0].space
-            space.pool.note(space.slot_bytes, objects)
-            if self._aging is not None:
-                self._aging.came(objects, self._clock())
+    def _free(self, objects: Collection[L1Object]) -> None:
+        for space, some in self._by_space(objects):
+            self._free_in(space, some)
 
-    def _expire(self, aging: Aging) -> None:
-        """Whose time is over is found no more: it goes now, or with its last reader."""
-        over = aging.due(self._clock())
-        if not over:
-            return
-        for space in dict.fromkeys(o.space for o in over):
-            some = [o for o in over if o.space is space]
-            if not space.pool.remove(some):
-                aging.came(some, self._clock())  # its policy may still name them; again later
-                continue
-            self._room.drop([o for o in some if not o.readers], "expired")
-            self._room.detach(space, [o for o in some if o.readers])
+    def _free_in(self, space: ObjectSpace, objects: Collection[L1Object]) -> None:
+        slots = [o.slot for o in objects]
+        self.arena.bump(slots)
+        self._allocator.free(space.slot_bytes, slots)
+
+    def _by_space(self, objects: Collection[L1Object]) -> list[tuple[ObjectSpace, Collection[L1Object]]]:
+        if len(self._spaces) == 1:  # the usual case, several times as fast
+            return [(space, objects) for space in self._spaces.values()]
+        spaces = dict.fromkeys(o.space for o in objects)  # not a set: where slots lie must not depend on addresses
+        return [(space, [o for o in objects if o.space is space]) for space in spaces]
 
     def _quarantine(self, lease: WriteLease) -> None:
         lease.ended = lease.expired = True

@@ -99,9 +99,9 @@ class TierConfig(PluginConfig):
     serde: tuple[Plugin, ...] = Field(default=(), max_length=MAX_STAGES)
     """How the bytes are encoded: serde plugins, applied in this order when storing."""
 
-    write: Literal["all", "evicted", "none"] = "all"
-    """What is written to this tier: all that is computed; only what L1 gives up, and at the end what is still in it;
-    or nothing (a read-only tier)."""
+    write: Literal["all", "reused", "evicted", "none"] = "all"
+    """What is written to this tier: all that is computed; only what is asked for again after it was; only what L1
+    gives up, and at the end what is still in it; or nothing (a read-only tier)."""
 
     read: Literal["auto", "always"] = "auto"
     """What is loaded from this tier: `auto`, not what the engine, by what both were measured at, computes sooner; or

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from kvcore.api import ObjectEvent, ObjectLayout
 from kvcore.control.events import sort_events
 from kvcore.control.loop import LoopThread
-from kvcore.l1 import L1, L1Object, ReadLease
+from kvcore.control.reuse import Reuse
+from kvcore.l1 import L1, L1Object, ObjectSpace, ReadLease
 from kvcore.l2 import Stores, Tier, Transfer
 from kvcore.observe import Metrics, logger
 
@@ -23,7 +24,7 @@ class WritePolicy(NamedTuple):
 
     Args:
         queue_bytes: how much may wait.
-        write: `all`, `evicted` or `none`.
+        write: `all`, `reused`, `evicted` or `none`.
         promote: objects that a later tier had, too.
     """
 
@@ -74,6 +75,7 @@ class StoreController:
         self._queues = queues
         self._all = [q for q in queues if q.policy.write == "all"]
         self._evicted = [q for q in queues if q.policy.write == "evicted"]
+        self._reused = [q for q in queues if q.reuse is not None]
 
     def add(self, tier: Tier, policy: WritePolicy, at: int) -> None:
         """Write to one more tier, which stands at `at` in their order. On the loop."""
@@ -93,6 +95,11 @@ class StoreController:
     def active(self) -> bool:
         """There is a tier that takes all that is published."""
         return bool(self._all)
+
+    @property
+    def selective(self) -> bool:
+        """There is a tier that takes what is asked for again: `published` and `asked` are for it."""
+        return bool(self._reused)
 
     @property
     def spill_tiers(self) -> list[Tier]:
@@ -117,14 +124,25 @@ class StoreController:
         """Write `objects`, which L1 gives up, to the tiers that take those, and then end `lease`."""
         self.loop.post(self._enqueue, self._evicted, objects, lease, layout)
 
+    def published(self, objects: Sequence[L1Object], layout: ObjectLayout) -> None:
+        """These objects are new in L1. From any thread; returns at once."""
+        self.loop.post(self._published, objects[0].space, [o.chunk_hash for o in objects], layout)
+
+    def asked(self, space: ObjectSpace, hashes: Sequence[bytes], layout: ObjectLayout) -> None:
+        """Somebody asks for these objects, in L1 or not. From any thread; returns at once."""
+        self.loop.post(self._asked, self._reused, space, hashes, layout)
+
     def promote(self, source: Tier, objects: list[L1Object], layout: ObjectLayout) -> None:
-        """`source` had these objects: write them to the tiers before it that want that. On the loop."""
-        targets = []
-        for queue in self._queues:
-            if queue.tier is source:
-                break
-            if queue.policy.promote and queue.policy.write == "all" and queue.tier.breaker.closed:
-                targets.append(queue)
+        """`source` had these objects: write them to the tiers before it that want that, and to those that want what is
+        asked for again. On the loop."""
+        at = next((i for i, q in enumerate(self._queues) if q.tier is source), len(self._queues))
+        if self._reused:
+            before = [q for q in self._queues[:at] if q.policy.promote]
+            wanting = [q for q in (*before, *self._queues[at + 1 :]) if q.reuse is not None]
+            self._asked(wanting, objects[0].space, [o.chunk_hash for o in objects], layout)
+        targets = [
+            q for q in self._queues[:at] if q.policy.promote and q.policy.write == "all" and q.tier.breaker.closed
+        ]
         if not targets:
             return
         lease, found = self.l1.reserve_each(objects[0].space, [o.chunk_hash for o in objects])
@@ -139,6 +157,27 @@ class StoreController:
         if waiting:
             await asyncio.wait([asyncio.ensure_future(w) for w in waiting], timeout=timeout_s)
         return sum(q.pending for q in self._queues)
+
+    def _published(self, space: ObjectSpace, hashes: Sequence[bytes], layout: ObjectLayout) -> None:
+        for queue in self._reused:
+            assert queue.reuse is not None
+            again = queue.reuse.published(space, hashes)
+            self.metrics.add("tier_held_back", len(hashes) - len(again), queue.tier.name)
+            self._write(queue, space, again, layout)
+
+    def _asked(
+        self, queues: "Sequence[_Queue]", space: ObjectSpace, hashes: Sequence[bytes], layout: ObjectLayout
+    ) -> None:
+        resident = [h for h in hashes if h in space.objects]
+        for queue in queues:
+            assert queue.reuse is not None
+            self._write(queue, space, queue.reuse.asked(space, resident), layout)
+
+    def _write(self, queue: "_Queue", space: ObjectSpace, hashes: Sequence[bytes], layout: ObjectLayout) -> None:
+        if hashes:
+            lease, found = self.l1.reserve_each(space, hashes)
+            objects = [o for o in found if o is not None]
+            self._enqueue([queue] if objects else [], objects, lease, layout)
 
     def _enqueue(
         self, queues: "Sequence[_Queue]", objects: list[L1Object], lease: ReadLease, layout: ObjectLayout
@@ -163,6 +202,7 @@ class _Queue:
     def __init__(self, controller: StoreController, tier: Tier, policy: WritePolicy) -> None:
         self.tier = tier
         self.policy = policy
+        self.reuse = Reuse() if policy.write == "reused" else None
         self.waiting_bytes = 0
         self.jobs: deque[tuple[_Job, list[L1Object]]] = deque()
         self.pending = 0
@@ -186,6 +226,8 @@ class _Queue:
         taken = job.objects[: max(0, fits)]
         dropped = len(job.objects) - len(taken)
         self._controller.metrics.add("tier_dropped", dropped, self.tier.name, reason)
+        if self.reuse is not None and dropped:
+            self.reuse.refused(o.key for o in job.objects[len(taken) :])
         if not taken:
             self._controller.finished(job)
             return
@@ -240,6 +282,8 @@ class _Queue:
         try:
             if not l1.renew(job.lease):
                 self._controller.metrics.add("tier_dropped", len(objects), tier.name, "lease_expired")
+                if self.reuse is not None:
+                    self.reuse.refused(o.key for o in objects)
                 return
             there = await tier.exists([o.key for o in objects])
             absent = [o for o, known in zip(objects, there, strict=True) if not known]
@@ -262,6 +306,8 @@ class _Queue:
             self._controller.on_stored(stored)
         if failed:
             self._controller.metrics.add("tier_dropped", len(failed), name, "failed")
+            if self.reuse is not None:
+                self.reuse.refused(event.key for event in failed)
             self._controller.on_failed(failed)
 
     def _account(self, nbytes: int) -> None:

@@ -95,6 +95,9 @@ class CacheEngine:
         tables = [self.object_space(space, g) for g in range(len(space.groups))]
         lookup = Lookup(self.manager, space, tables, hashes, min(first, len(hashes)), self._answered)
         lookup.start()
+        if self.manager.stores.selective:  # also what the engine holds itself: it is in use
+            for table, layout in zip(tables, space.groups, strict=True):
+                self.manager.stores.asked(table, hashes, layout)
         return lookup
 
     def retrieve(self, lookup: Lookup, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
@@ -203,6 +206,8 @@ class CacheEngine:
             self.metrics.add("stored_chunks", len(published))
             if stores.active and space is not None:
                 stores.offer(published, read, space.groups[group])
+            if stores.selective and space is not None:
+                stores.published(published, space.groups[group])
         self.manager.spill.wake()
 
     def prefilled(self, space: Space, tokens: int, seconds: float) -> None:

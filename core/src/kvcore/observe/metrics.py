@@ -73,6 +73,9 @@ METRICS: dict[str, Spec] = {
             "(with `write: evicted`, room in L1 was needed before they could be written), `removed` (the tier was)",
         },
     ),
+    "tier_held_back": Spec(
+        "counter", "Objects not written to a tier with `write: reused`, because nobody had asked for them again", _TIER
+    ),
     "tier_queue_bytes": Spec("gauge", "Bytes waiting to be written to a tier", _TIER),
     "tier_open": Spec("gauge", "1 while the tier is used, 0 while its circuit breaker is open", _TIER),
     "tier_opened": Spec("counter", "Times a tier's circuit breaker opened", _TIER),

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.vllm
 
 
 def save(plan: int, req: str = "r") -> Save:
-    return Save(plan, req, ())
+    return Save(plan, req, "a", ())
 
 
 class Gate:
@@ -69,8 +69,8 @@ def test_a_save_that_outlives_its_flush_has_failed(copier: Copier, gate: Gate) -
 
 def test_a_load_that_raises_has_failed_whole(copier: Copier, gate: Gate) -> None:
     gate.open.set()
-    copier.submit("load", Load(66, "a", (), frozenset({4, 5})), None)
-    copier.submit("load", Load(1, "b", (), frozenset({6})), None)
+    copier.submit("load", Load(66, "a", "m", (), frozenset({4, 5})), None)
+    copier.submit("load", Load(1, "b", "m", (), frozenset({6})), None)
     loads = []
     while len(loads) < 2:
         loads += copier.take(wait_s=1.0)[0]

@@ -22,6 +22,7 @@ def test_reports_of_all_ranks_add_up() -> None:
 
 def test_orders_travel_between_processes() -> None:
     copy = Copy(0, 4096, 3, 1, (5, -1))
-    attach = Attach({"pid": 1}, (ObjectLayout(2, 1, (64,), "float32", 4),), (("layer",),))
-    meta = Metadata(True, False, attach, [Load(1, "r", (copy,), frozenset({5}))], [Save(2, "r", (copy,))], ["x"], [2])
+    attach = Attach("a", {"pid": 1}, (ObjectLayout(2, 1, (64,), "float32", 4),), (("layer",),))
+    loads = [Load(1, "r", "a", (copy,), frozenset({5}))]
+    meta = Metadata(True, False, "a", attach, loads, [Save(2, "r", "a", (copy,))], ["x"], [2])
     assert pickle.loads(pickle.dumps(meta)) == meta

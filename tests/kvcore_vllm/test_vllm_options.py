@@ -40,3 +40,10 @@ def test_every_fault_is_named_with_its_place() -> None:
 def test_a_number_is_not_taken_for_a_switch() -> None:
     with pytest.raises(ConfigError, match="save_decode"):
         parse_options({"kvcore.save_decode": "yes"})
+
+
+def test_a_time_has_a_unit_and_is_no_nothing() -> None:
+    assert parse_options({"kvcore.pd_timeout": "200ms"}).pd_timeout == 0.2
+    for wrong in ("soon", "0s", True):
+        with pytest.raises(ConfigError, match=r"kv_connector_extra_config\.kvcore\.pd_timeout: "):
+            parse_options({"kvcore.pd_timeout": wrong, "kvcore.load": "sync"})

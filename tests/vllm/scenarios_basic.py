@@ -52,7 +52,7 @@ def hot(models: Path, model: str = "tiny", extra: "dict[str, Any] | None" = None
         out["reset"], out["reset_cached"] = e.one(LONG)
         e.settle()
         out["leaks"], out["faults"] = e.leaks(), e.faults()
-        out["chunk_tokens"] = e.half._space(None).chunk_tokens
+        out["chunk_tokens"] = e.half._spaces.of(None, "").chunk_tokens
     return out
 
 

@@ -63,13 +63,16 @@ def detached(models: Path) -> dict[str, Any]:
     with engine(str(models / "tiny"), {}) as e:
         e.one(LONG)
         e.forget()
-        attach = e.half._attach
-        e.half._attach = attach._replace(descriptor={**attach.descriptor, "token": "00" * 16})
+        descriptor = e.half.engine.descriptor()
+        e.half.engine.descriptor = lambda: {**descriptor, "fd": 999_999}
+        e.half._told = ""
+        get_kv_transfer_group().worker._arenas.follow("", None)
         out["long"], _ = e.one(LONG)
         out["prompts"], _ = e.run(PROMPTS)
         out["failures"] = e.stat("kvcore_load_failures_total"), e.stat("kvcore_save_failures_total")
         out["faults"] = get_kv_transfer_group().worker.faults
-        e.half._attach = attach
+        del e.half.engine.descriptor
+        e.half._told = ""
         e.forget()
         out["again"], out["again_cached"] = e.one(LONG)
         out["leaks"] = e.leaks()

@@ -71,8 +71,7 @@ def _leave_to_the_store(e: Engine) -> None:
     """Neither vLLM nor L1 holds anything any more."""
     e.half.engine.drain()
     e.forget()
-    for space in e.half._spaces.values():
-        e.half.engine.clear(space)
+    e.half._spaces.clear()
 
 
 def store_serves(models: Path, store: str, folder: str) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from typing import Literal
 
-from kvcore.api import PluginConfig
+from pydantic import Field
+
+from kvcore.api import Duration, PluginConfig
 
 Mode = Literal["auto", "sync", "async"]
 
@@ -24,6 +26,10 @@ class VllmConfig(PluginConfig):
 
     save_decode: bool = True
     """Keep the KV of generated tokens, too."""
+
+    pd_timeout: Duration = Field(default=5.0, gt=0)
+    """How long a request waits, without any progress, for KV that the engine which computed its prompt has promised
+    (`kv_transfer_params`). What has not come by then is computed."""
 
     on_load_failure: Literal["recompute", "fail"] = "recompute"
     """`recompute` makes vLLM compute what could not be loaded; `fail` leaves its `kv_load_failure_policy` as it is."""

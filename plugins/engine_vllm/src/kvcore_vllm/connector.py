@@ -83,13 +83,15 @@ class KVCoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """See vLLM."""
-        return self.scheduler.finished(request), None
+        ended: tuple[bool, dict[str, Any] | None] = self.scheduler.finished(request)
+        return ended
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """See vLLM."""
-        return self.scheduler.finished(request), None
+        ended: tuple[bool, dict[str, Any] | None] = self.scheduler.finished(request)
+        return ended
 
     def has_pending_push_work(self) -> bool:
         """Asynchronous saves are published by what a later step reports."""

@@ -14,8 +14,9 @@ from kvcore.transfer.plan import Copy
 
 
 class Attach(NamedTuple):
-    """How a worker reaches the arena, and what the objects in it look like."""
+    """How a worker reaches the arena named `token`, and what the objects in it look like."""
 
+    token: str
     descriptor: dict[str, Any]
     layouts: tuple[ObjectLayout, ...]
     layers: tuple[tuple[str, ...], ...]
@@ -26,6 +27,7 @@ class Load(NamedTuple):
 
     id: int
     req_id: str
+    arena: str
     copies: tuple[Copy, ...]
     blocks: frozenset[int]
     missing: frozenset[int] = frozenset()
@@ -36,17 +38,20 @@ class Save(NamedTuple):
 
     id: int
     req_id: str
+    arena: str
     copies: tuple[Copy, ...]
 
 
 @dataclass
 class Metadata(KVConnectorMetadata):  # type: ignore[misc]
-    """One step's orders. `held` are finished requests whose blocks stay until their saves are done; `flush` are saves
+    """One step's orders. `arena` is the token of the arena of now, "" while there is none; `attach` is how to reach it,
+    once. `held` are finished requests whose blocks stay until their saves are done; `flush` are saves
     to end before this step touches any block; `idle` says that the step computes nothing; `want_layout` asks for the
     workers' layouts, where vLLM did not bring them at start (under its MultiConnector)."""
 
     load_async: bool = False
     save_async: bool = False
+    arena: str = ""
     attach: Attach | None = None
     loads: list[Load] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)

@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, get_args
 
+from pydantic import ValidationError
+
 from kvcore.api import ConfigError
 from kvcore_vllm.config import VllmConfig
 
@@ -12,7 +14,7 @@ _OWN: dict[str, tuple[Any, ...]] = {
     name: (True, False) if field.annotation is bool else () if name == "config" else get_args(field.annotation)
     for name, field in VllmConfig.model_fields.items()
 }
-"""Option -> the values that it may have; of `config` any text."""
+"""Option -> the values that it may have; empty where these cannot be counted."""
 
 
 class Options(VllmConfig):
@@ -42,6 +44,10 @@ def parse_options(extra: Mapping[str, Any]) -> Options:
             faults.append(f"{key}: is {value!r}, it must be the path of a YAML file")
         else:
             own[name] = value
+    try:
+        options = Options(**own, flags=flags)
+    except ValidationError as error:
+        faults += [f"{PREFIX}{e['loc'][0]}: {e['msg'].removeprefix('Value error, ')}" for e in error.errors()]
     if faults:
         raise ConfigError("\n".join(f"kv_connector_extra_config.{fault}" for fault in faults))
-    return Options(**own, flags=flags)
+    return options

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvcore.api import KeySource
-from kvcore.engine import Lookup, Space
+from kvcore.engine import EngineLookup, Space
 from kvcore_vllm import _compat
+from kvcore_vllm.handover import Awaited
 
 MAX_SAVE_FAILURES = 3
 
@@ -14,15 +15,18 @@ class RequestState:
     """One request from its arrival to its end, preemptions included."""
 
     __slots__ = (
-        "base", "hashes", "hit_sources", "load_failed", "loaded", "lookup", "request", "save_failures", "saved",
-        "saves", "space",
+        "awaited", "base", "gap", "hashes", "hit_sources", "kept", "load_failed", "loaded", "lookup", "request",
+        "save_failures", "saved", "saved_arena", "saves", "space", "tenant",
     )  # fmt: skip
 
-    def __init__(self, request: Any, space: Space) -> None:
+    def __init__(self, request: Any, space: Space, tenant: str) -> None:
         self.request = request
         self.space = space
+        self.tenant = tenant
         self.hashes: list[bytes] = []
-        self.lookup: Lookup | None = None
+        self.lookup: EngineLookup | None = None
+        self.awaited: Awaited | None = None
+        """What another engine has promised and this one waits for."""
         self.base = 0
         """Tokens that vLLM held itself when the lookup was last answered."""
         self.loaded = False
@@ -30,7 +34,12 @@ class RequestState:
         self.load_failed = False
         """A load has failed: never offer a hit again, or vLLM may spin for ever."""
         self.saved = 0
-        """Chunks for which a save was planned."""
+        """Chunks for which a save was planned, in `saved_arena`: in a new one nothing of it is left."""
+        self.saved_arena = ""
+        self.kept = 0
+        """So many chunks from the first on found room in the cache, or were there; before chunk `gap` some of a window
+        may be missing."""
+        self.gap = 0
         self.saves: set[int] = set()
         """Plans under way that read this request's blocks."""
         self.save_failures = 0
@@ -40,6 +49,29 @@ class RequestState:
     def saving(self) -> bool:
         """May its KV be saved?"""
         return self.save_failures < MAX_SAVE_FAILURES
+
+    def begin_saving(self, arena: str) -> None:
+        """Save all of it, from now on in this arena."""
+        self.saved = self.kept = self.gap = 0
+        self.saved_arena = arena
+
+    def planned(self, first: int, last: int, skipped: Mapping[str, int]) -> None:
+        """A save of the chunks `[first, last)` was planned; `skipped` are those left out, by reason."""
+        self.saved = last
+        if self.kept == first and not skipped.keys() - {"known", "no_block"}:
+            self.kept = last
+        if "no_block" in skipped:  # of a window that has moved on
+            self.gap = last
+
+    def save_failed(self, first: int) -> None:
+        """A save from this chunk on has come to nothing."""
+        self.saved = min(self.saved, first)
+        self.kept = min(self.kept, first)
+
+    def promisable(self) -> int:
+        """Chunks from the first on that the cache has, or will have when the saves under way have ended."""
+        window = max((w for w in self.space.windows if w is not None), default=0)
+        return self.kept if not self.gap or self.kept - self.gap >= window else 0
 
     def stop_saving(self) -> None:
         """Its KV is not to be kept any more."""

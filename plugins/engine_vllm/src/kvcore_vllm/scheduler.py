@@ -1,19 +1,21 @@
-"""The scheduler's half of the connector: it owns the cache, answers lookups and plans every copy."""
+"""The scheduler's half of the connector: it opens the cache, or the way to a server's, answers lookups and plans every
+copy."""
 
 import itertools
-import secrets
 import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvcore.api import ConfigError
-from kvcore.engine import CacheEngine, Lookup, Space, weights_fingerprint
-from kvcore_vllm import _compat, model_spec
+from kvcore.api import ConfigError, ObjectLayout
+from kvcore.engine import EngineLookup
+from kvcore.service import open_engine
+from kvcore_vllm import _compat, handover, model_spec
 from kvcore_vllm.faults import Guarded, guarded, logger
 from kvcore_vllm.metadata import Attach, Load, Metadata, Save, Tally, WorkerLayout, WorkerMetadata
 from kvcore_vllm.options import Options
 from kvcore_vllm.requests import RequestState
+from kvcore_vllm.spaces import MAX_TENANT, Spaces, tenant_of
 from kvcore_vllm.stats import Deltas, KVCoreStats
 
 IDLE_WAIT_S = 0.005
@@ -22,6 +24,15 @@ all processes a message, on cores that the loads need."""
 STATS_EVERY_S = 1.0
 LOST_PLAN_S = 30.0
 """A plan without an answer for so long does not keep an idle engine stepping any more."""
+_COUNTS = (
+    "kvcore_load_failures_total",
+    "kvcore_save_failures_total",
+    "kvcore_refused_tenants_total",
+    "kvcore_promise_wait_seconds_total",
+    *(f'kvcore_promises_total{{outcome="{outcome}"}}' for outcome in ("kept", "broken", "foreign")),
+)
+_promised: "weakref.WeakSet[Any]" = weakref.WeakSet()
+"""Requests for which a promise was made: under vLLM's MultiConnector two kvcores may not both answer."""
 
 
 class _Plan:
@@ -29,7 +40,7 @@ class _Plan:
 
     __slots__ = ("began", "failed", "first", "lookup", "ranks", "state")
 
-    def __init__(self, state: RequestState, first: int = 0, lookup: Lookup | None = None) -> None:
+    def __init__(self, state: RequestState, first: int = 0, lookup: EngineLookup | None = None) -> None:
         self.state = state
         self.first = first
         self.lookup = lookup
@@ -53,6 +64,7 @@ class SchedulerHalf(Guarded):
         transfer = vllm_config.kv_transfer_config
         self._loading = bool(transfer.is_kv_consumer)
         self._saving = bool(transfer.is_kv_producer)
+        self._promising = self._saving and not self._loading
         self._ranks = int(vllm_config.parallel_config.tensor_parallel_size)
         self._windowed = tuple(w is not None for w in model_spec.group_windows(kv_cache_config))
         self.load_async, self.save_async = _modes(options, vllm_config, len(self._windowed))
@@ -60,18 +72,16 @@ class SchedulerHalf(Guarded):
             logger.info("kv_load_failure_policy is now 'recompute': what cannot be loaded is computed")
         self._block = model_spec.block_tokens(kv_cache_config)
         self._hash_tokens = int(kv_cache_config.hash_block_size or self._block)
-        self.engine = CacheEngine.open(options.config, flags=options.flags, name="vllm")
+        self.engine = open_engine(options.config, flags=options.flags, name="vllm")
         # An engine object that is dropped without a shutdown, or the end of the process, closes the cache too.
         self._close = weakref.finalize(self, self.engine.close)
-        manager = self.engine.manager
-        specs = zip(manager.tiers, manager.config.l2, strict=True)
-        self._disks = {tier.name for tier, spec in specs if spec.storage.plugin == "disk"}
-        self._workers: dict[int, WorkerLayout] = {}
-        self._attach: Attach | None = None
-        self._spaces: dict[Any, Space] = {}
-        self._epoch: dict[str, str] = {}
+        self._spaces = Spaces(self.engine, vllm_config, kv_cache_config)
+        self._objects: tuple[ObjectLayout, ...] = ()
+        self._arena = ""
+        self._told = ""
         self._requests: dict[str, RequestState] = {}
-        self._waiting: dict[str, Lookup] = {}
+        self._waiting: dict[str, EngineLookup | None] = {}
+        """What requests wait for: the answer of a lookup, or None, the time for the next one."""
         self._loads: list[Load] = []
         self._held: list[str] = []
         self._load_plans: dict[int, _Plan] = {}
@@ -80,16 +90,14 @@ class SchedulerHalf(Guarded):
         self._deltas = Deltas()
         self._stats_due = 0.0
         self._waited = 0.0
-        self._counts = {"kvcore_load_failures_total": 0.0, "kvcore_save_failures_total": 0.0}
+        self._counts = dict.fromkeys(_COUNTS, 0.0)
 
     # -- start and end -----------------------------------------------------------------------------------------------
 
     def set_layouts(self, workers: Mapping[int, WorkerLayout]) -> None:
         """What the workers' KV looks like, by tensor-parallel rank. Registers the model; raises `KVCoreError`."""
-        self._workers = dict(workers)
-        space = self._space(None)
-        # Adapters have namespaces of their own, but share the arena and the layout.
-        self._attach = Attach(space.descriptor(), space.groups, model_spec.group_layers(self._kv_cache_config))
+        # Adapters and tenants have namespaces of their own, but share the arena and the layout.
+        self._objects = self._spaces.set_workers(workers).groups
         modes = ["async" if a else "sync" for a in (self.load_async, self.save_async)]
         logger.info("kvcore is ready: loads are %s, saves are %s", *modes)
 
@@ -113,6 +121,8 @@ class SchedulerHalf(Guarded):
         if state.lookup is not None and state.lookup.first > first:
             self._drop_lookup(state)  # vLLM has lost blocks since it was asked
         if state.lookup is None:
+            if state.awaited is not None and state.awaited.due_s > 0:
+                return None, False
             hashes = state.extend_hashes(self._hash_tokens)
             if any(self._windowed):
                 # A hit must end on a chunk and leave a token to compute, or the window before it is not the one loaded.
@@ -123,6 +133,10 @@ class SchedulerHalf(Guarded):
         chunks = state.lookup.poll()
         if chunks is None:
             self._waiting[request.request_id] = state.lookup
+            return None, False
+        if state.awaited is not None and self._await(state, state.awaited, chunks):
+            self._drop_lookup(state)
+            self._waiting[request.request_id] = None
             return None, False
         self._waiting.pop(request.request_id, None)
         state.base = held_tokens
@@ -145,6 +159,7 @@ class SchedulerHalf(Guarded):
         end = begin + -(-tokens // self._block)
         promised = frozenset(b for group in ids for b in group[begin:end] if b)
         copies: tuple[Any, ...] = ()
+        arena = ""
         load_id = next(self._load_ids)
         try:
             assert state is not None
@@ -152,11 +167,12 @@ class SchedulerHalf(Guarded):
             lookup, state.lookup = state.lookup, None
             self._load_plans[load_id] = _Plan(state, lookup=lookup)
             state.hit_sources = dict(lookup.sources)
+            arena = lookup.arena
             copies = tuple(self.engine.retrieve(lookup, begin, self._visible([g[:end] for g in ids])))
         except Exception as error:
             self.fault("retrieve", error)
         missing = promised.difference(*(c.blocks for c in copies))
-        self._loads.append(Load(load_id, request.request_id, copies, promised, missing))
+        self._loads.append(Load(load_id, request.request_id, arena, copies, promised, missing))
 
     def hit_sources(self, request: Any, tokens: int) -> dict[Any, int]:
         """Where the loaded tokens came from, in vLLM's words."""
@@ -165,27 +181,46 @@ class SchedulerHalf(Guarded):
         total = sum(sources.values())
         if not total:
             return _compat.hit_sources(tokens, 0, 0)
-        disk = tokens * sum(n for s, n in sources.items() if s in self._disks) // total
-        other = tokens * sum(n for s, n in sources.items() if s not in self._disks and s != "l1") // total
+        disks = {name for name, plugin in self.engine.tiers.items() if plugin == "disk"}
+        disk = tokens * sum(n for s, n in sources.items() if s in disks) // total
+        other = tokens * sum(n for s, n in sources.items() if s not in disks and s != "l1") // total
         return _compat.hit_sources(tokens - disk - other, disk, other)
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
     def step(self, output: Any) -> Metadata:
         """The orders of one step."""
-        meta = Metadata(self.load_async, self.save_async, want_layout=not self._workers)
+        meta = Metadata(self.load_async, self.save_async, want_layout=not self._spaces)
+        self._follow(meta)
         meta.loads, self._loads = self._loads, []
         self._keep_media(output)
         self._plan_step(output, meta)
         meta.held, self._held = self._held, []
-        if meta.loads or meta.saves:
-            meta.attach = self._attach
         meta.idle = not output.total_num_scheduled_tokens
         if meta.idle and self._waiting:
-            began = time.perf_counter()
-            next(iter(self._waiting.values())).wait(IDLE_WAIT_S)
-            self._waited += time.perf_counter() - began
+            self._rest(next(iter(self._waiting.values())))
         return meta
+
+    @guarded(lambda: None)
+    def _follow(self, meta: Metadata) -> None:
+        """Which arena the workers are to have, and how they reach it, once."""
+        descriptor = self.engine.descriptor() if self._spaces else None
+        meta.arena = self._arena = descriptor["token"] if descriptor else ""
+        if descriptor and self._arena != self._told:
+            layers = model_spec.group_layers(self._kv_cache_config)
+            meta.attach = Attach(self._arena, descriptor, self._objects, layers)
+            self._told = self._arena
+
+    @guarded(lambda: None)
+    def _rest(self, lookup: EngineLookup | None) -> None:
+        began = time.perf_counter()
+        if lookup is not None:
+            lookup.wait(IDLE_WAIT_S)
+        else:
+            time.sleep(handover.FIRST_PAUSE_S)
+        rested = time.perf_counter() - began
+        self._waited += rested
+        self.seconds -= rested
 
     @guarded(lambda: None)
     def _keep_media(self, output: Any) -> None:
@@ -222,21 +257,25 @@ class SchedulerHalf(Guarded):
         if not self._options.save_decode:
             done = min(done, request.num_prompt_tokens)
         last = done // state.space.chunk_tokens
+        if state.saved_arena != self._arena:
+            state.begin_saving(self._arena)
         first = state.saved
-        if last <= first:
+        if last <= first or not self._arena:
             return
         hashes = state.extend_hashes(self._hash_tokens)
         last = min(last, len(hashes))
         if last <= first:
             return
-        state.saved = last
         plan = self.engine.reserve(state.space, hashes, first, last, self._visible(resolve(request.request_id)))
+        if not plan.arena:
+            return  # the server has just gone: once there is one again, all of it is saved there
+        state.planned(first, last, plan.skipped)
         if not plan.copies:
             return
         self._save_plans[plan.id] = _Plan(state, first)
         if self.save_async:
             state.saves.add(plan.id)
-        meta.saves.append(Save(plan.id, request.request_id, tuple(plan.copies)))
+        meta.saves.append(Save(plan.id, request.request_id, plan.arena, tuple(plan.copies)))
 
     @guarded(lambda: None)
     def update(self, output: Any) -> None:
@@ -254,14 +293,14 @@ class SchedulerHalf(Guarded):
             plan = _settle(self._save_plans, plan_id, tally, self._ranks)
             if plan is not None:
                 self._saved(plan_id, plan, dropped)
-        if report.layouts and not self._workers:
+        if report.layouts and not self._spaces:
             self.set_layouts(report.layouts)
 
     def _saved(self, plan_id: int, plan: _Plan, dropped: bool) -> None:
         state = plan.state
         state.saves.discard(plan_id)
         if plan.failed:
-            state.saved = min(state.saved, plan.first)
+            state.save_failed(plan.first)
             if not dropped:
                 self._counts["kvcore_save_failures_total"] += 1
                 state.save_failures += 1
@@ -280,17 +319,17 @@ class SchedulerHalf(Guarded):
 
     # -- a request's end ---------------------------------------------------------------------------------------------
 
-    @guarded(lambda: False)
-    def finished(self, request: Any) -> bool:
-        """The request has ended. True: its blocks must stay until its saves are done."""
+    @guarded(lambda: (False, None))
+    def finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
+        """The request has ended. Must its blocks stay until its saves are done? And what a router passes on to the
+        engine that decodes, where this one only computes prompts."""
         state = self._requests.pop(request.request_id, None)
         if state is None:
-            return False
+            return False, None
         self._drop_lookup(state)
         if state.saves:
             self._held.append(request.request_id)
-            return True
-        return False
+        return bool(state.saves), self._promise(state)
 
     def busy(self) -> bool:
         """Must the engine go on stepping to hear of asynchronous saves?"""
@@ -305,12 +344,7 @@ class SchedulerHalf(Guarded):
             self._drop_lookup(state)
             state.load_failed = True
             state.stop_saving()
-        for space in self._spaces.values():
-            self.engine.clear(space)
-        self._spaces.clear()
-        self._epoch = {"reset": secrets.token_hex(8)}
-        if self._workers:
-            self._space(None)
+        self._spaces.renew()
         return True
 
     def stats(self) -> KVCoreStats | None:
@@ -336,22 +370,57 @@ class SchedulerHalf(Guarded):
 
     def _state(self, request: Any) -> RequestState | None:
         state = self._requests.get(request.request_id)
-        if state is None and self._workers and not request.resumable:
+        if state is None and self._spaces and not request.resumable:
             # A resumable session may still change the tokens it has shown.
-            state = self._requests[request.request_id] = RequestState(request, self._space(request.lora_request))
+            tenant = tenant_of(request)
+            if tenant is None:
+                if not self._counts["kvcore_refused_tenants_total"]:
+                    logger.warning("a request names no valid tenant (text of at most %d characters): it is not cached "
+                                   "(logged once)", MAX_TENANT)  # fmt: skip
+                self._counts["kvcore_refused_tenants_total"] += 1
+                return None
+            state = RequestState(request, self._spaces.of(request.lora_request, tenant), tenant)
+            state.awaited = self._awaited(state) if self._loading else None
+            self._requests[request.request_id] = state
         return state
 
-    def _space(self, adapter: Any) -> Space:
-        """The namespace of the base model or of one adapter: vLLM's block hashes name an adapter, not its weights."""
-        key = (adapter.lora_name, adapter.lora_path) if adapter is not None else None
-        space = self._spaces.get(key)
-        if space is None or (adapter is not None and adapter.load_inplace):
-            extra = dict(self._epoch)
-            if adapter is not None:
-                extra["lora"] = f"{adapter.lora_name}:{weights_fingerprint(adapter.lora_path)}"
-            spec = model_spec.build_spec(self._vllm_config, self._kv_cache_config, self._workers, extra)
-            space = self._spaces[key] = self.engine.register(spec)
-        return space
+    def _awaited(self, state: RequestState) -> handover.Awaited | None:
+        """What this request may wait for, because another engine has promised it."""
+        promised = handover.read(state.request.kv_transfer_params)
+        if promised is None:
+            return None
+        space = state.space
+        chunks = promised.tokens // space.chunk_tokens
+        hashes = state.extend_hashes(self._hash_tokens)
+        if (
+            not 0 < chunks <= len(hashes)
+            or promised.space != space.namespace.hex()
+            or promised.hash != hashes[chunks - 1].hex()
+        ):
+            self._counts['kvcore_promises_total{outcome="foreign"}'] += 1
+            return None
+        if any(self._windowed):
+            chunks = min(chunks, (state.request.num_tokens - 1) // space.chunk_tokens)
+        return handover.Awaited(chunks, self._options.pd_timeout)
+
+    def _await(self, state: RequestState, awaited: handover.Awaited, found: int) -> bool:
+        """Must the request wait on? Not for a server that is gone."""
+        if self._arena and awaited.again(found):
+            return True
+        state.awaited = None
+        outcome = "kept" if found >= awaited.chunks else "broken"
+        self._counts[f'kvcore_promises_total{{outcome="{outcome}"}}'] += 1
+        self._counts["kvcore_promise_wait_seconds_total"] += time.monotonic() - awaited.began
+        return False
+
+    def _promise(self, state: RequestState) -> dict[str, Any] | None:
+        params = state.request.kv_transfer_params
+        asked = isinstance(params, dict) and bool(params.get("do_remote_decode"))
+        chunks = state.promisable()
+        if not chunks or not (self._promising or asked) or state.request in _promised:
+            return None
+        _promised.add(state.request)
+        return handover.promise(state.space, state.hashes, chunks, state.tenant)
 
     def _end(self, request: Any, tokens: int) -> int:
         """Where a hit of `tokens` ends: a load inside the step must leave a token to compute."""
@@ -371,7 +440,7 @@ class SchedulerHalf(Guarded):
         if lookup is not None:
             self._release(lookup)
 
-    def _release(self, lookup: Lookup) -> None:
+    def _release(self, lookup: EngineLookup) -> None:
         try:
             self.engine.release(lookup)
         except Exception as error:

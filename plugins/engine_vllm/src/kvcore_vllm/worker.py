@@ -4,9 +4,11 @@ import threading
 import time
 from typing import Any
 
+from kvcore.api import ObjectLayout
 from kvcore.engine import attach_arena
 from kvcore.transfer import PagedCache
 from kvcore_vllm import _compat
+from kvcore_vllm.arenas import Arenas
 from kvcore_vllm.copier import Copier
 from kvcore_vllm.faults import Guarded, guarded
 from kvcore_vllm.layout import by_block, describe
@@ -28,9 +30,8 @@ class WorkerHalf(Guarded):
         self._num_blocks = int(kv_cache_config.num_blocks)
         self._tensors: dict[str, Any] = {}
         self._layout: WorkerLayout | None = None
-        self._attach: Attach | None = None
-        self._arena: Any = None
-        self._paged: PagedCache | None = None
+        self._objects: tuple[ObjectLayout, ...] = ()
+        self._arenas = Arenas(lambda attach: attach_arena(attach.descriptor), self._paged)
         self._copier = Copier(self._copy_in, self._copy_out, self._own_stream, self._synchronize)
         self._report = WorkerMetadata()
         self._bad_blocks: set[int] = set()
@@ -56,12 +57,9 @@ class WorkerHalf(Guarded):
         return self._layout
 
     def shutdown(self) -> None:
-        """End the copies and let go of the arena. Idempotent."""
+        """End the copies and let go of the arenas. Idempotent."""
         self._copier.close()
-        self._paged = None
-        if self._arena is not None:
-            self._arena.close()
-            self._arena = None
+        self._arenas.close()
         self._tensors.clear()
 
     # -- a step, in vLLM's order -------------------------------------------------------------------------------------
@@ -70,6 +68,10 @@ class WorkerHalf(Guarded):
     def begin(self, meta: Metadata) -> None:
         """Before any block is written: end the saves whose blocks may now belong to another request."""
         self._spoilt = False
+        self._arenas.begin([*meta.loads, *meta.saves])
+        if meta.attach is not None:
+            self._objects = meta.attach.layouts
+        self._arenas.follow(meta.arena, meta.attach)
         if meta.flush:
             self._copier.flush(meta.flush)
 
@@ -80,7 +82,6 @@ class WorkerHalf(Guarded):
             return
         todo = list(meta.loads)
         try:
-            self._follow(meta.attach)
             event = self._event() if meta.load_async else None
             while todo:
                 if meta.load_async:
@@ -103,17 +104,16 @@ class WorkerHalf(Guarded):
             return
         todo = list(meta.saves)
         try:
-            self._follow(meta.attach)
             event = self._event() if meta.save_async else None
             while todo and not self._spoilt:
                 if meta.save_async:
                     self._copier.submit("save", todo[0], event)
                 else:
-                    self._tally(self._report.saves, todo[0].id, self._copy_out(todo[0]))
+                    self._saved(todo[0], self._copy_out(todo[0]))
                 del todo[0]
         finally:
             for job in todo:
-                self._tally(self._report.saves, job.id, False)
+                self._saved(job, False)
 
     @guarded(lambda: (set(), set(), set()))
     def results(self, meta: Metadata) -> tuple[set[str], set[str], set[str]]:
@@ -127,7 +127,7 @@ class WorkerHalf(Guarded):
             self._recved.add(load.req_id)
             self._loaded(load, bad)
         for save, ok in saved:
-            self._tally(self._report.saves, save.id, ok)
+            self._saved(save, ok)
         sent = {r for r in self._held if not self._copier.saving(r)}
         self._held -= sent
         recved, self._recved = self._recved, set()
@@ -159,6 +159,7 @@ class WorkerHalf(Guarded):
         return KVCoreStats(data=counts)
 
     def _loaded(self, job: Load, bad: set[int]) -> None:
+        self._arenas.end(job)
         self._tally(self._report.loads, job.id, not bad)
         if bad:
             self._spoilt = True
@@ -167,6 +168,10 @@ class WorkerHalf(Guarded):
             else:
                 self._bad_blocks |= bad
 
+    def _saved(self, job: Save, ok: bool) -> None:
+        self._arenas.end(job)
+        self._tally(self._report.saves, job.id, ok)
+
     # -- copies ------------------------------------------------------------------------------------------------------
 
     def _copy_in(self, job: Load) -> set[int]:
@@ -174,7 +179,7 @@ class WorkerHalf(Guarded):
         try:
             bad = set(job.missing)
             if job.copies:
-                bad |= self._cache().load(job.copies) & job.blocks
+                bad |= self._arenas.cache(job.arena).load(job.copies) & job.blocks
         except Exception as error:
             self.fault("load", error)
             return set(job.blocks)
@@ -184,7 +189,7 @@ class WorkerHalf(Guarded):
     def _copy_out(self, job: Save) -> bool:
         began = time.perf_counter()
         try:
-            self._cache().store(job.copies)
+            self._arenas.cache(job.arena).store(job.copies)
         except Exception as error:
             self.fault("save", error)
             return False
@@ -192,30 +197,16 @@ class WorkerHalf(Guarded):
         return True
 
     def _count(self, op: str, began: float, job: "Load | Save") -> None:
-        assert self._attach is not None
-        layouts = self._attach.layouts
+        layouts = self._objects
         nbytes = sum(sum(layouts[c.group].layer_block_bytes) * sum(1 for b in c.blocks if b >= 0) for c in job.copies)
         with self._counting:
             for name, value in (("bytes", float(nbytes)), ("seconds", time.perf_counter() - began)):
                 key = f"kvcore_{op}_{name}_total"
                 self._counts[key] = self._counts.get(key, 0.0) + value
 
-    def _follow(self, attach: Attach | None) -> None:
-        """Remember how to reach the arena; a new one is attached at the next copy."""
-        if attach is not None and (self._attach is None or attach.descriptor != self._attach.descriptor):
-            self._attach = attach
-            self._paged = None
-
-    def _cache(self) -> PagedCache:
-        if self._paged is None:
-            if self._attach is None:
-                raise RuntimeError("the scheduler has not said where the arena is")
-            if self._arena is not None:
-                self._arena.close()
-            self._arena = attach_arena(self._attach.descriptor)
-            groups = [[self._tensors[name] for name in layers] for layers in self._attach.layers]
-            self._paged = PagedCache(groups, self._attach.layouts, _compat.tensor_rank(), self._arena)
-        return self._paged
+    def _paged(self, attach: Attach, arena: Any) -> PagedCache:
+        groups = [[self._tensors[name] for name in layers] for layers in attach.layers]
+        return PagedCache(groups, attach.layouts, _compat.tensor_rank(), arena)
 
     def _event(self) -> Any:
         """An event after all that the device has been told so far, or None where there are no streams."""

@@ -313,10 +313,9 @@ def test_windowed_groups_need_only_the_window_before_the_end(engine: CacheEngine
     engine.drain()
     windowed = engine.object_space(space, 1)
     with engine.l1._lock:  # the window's objects of the front are gone, as after eviction
-        engine.l1._settle()
         gone = [windowed.objects[k] for k in keys[:8]]
-        engine.l1._policy.remove(gone)
-        engine.l1._drop(gone)
+        windowed.pool.remove(gone)
+        engine.l1._room.drop(gone, "room")
     engine.manager.tiers[0].storage._objects.clear()
     lookup = engine.lookup(space, keys)
     assert lookup.wait(5)
@@ -531,7 +530,7 @@ def test_a_storage_that_answers_nonsense_does_not_end_the_queue(tmp_path: Path) 
 def test_a_policy_that_names_garbage_costs_hits_and_nothing_else(engine: CacheEngine, garbage: str) -> None:
     """The engine's memory stays whole: every byte right, every slot accounted for."""
     l1, space = engine.l1, engine.register(spec())
-    real, before = l1._policy, []
+    real, before = l1._pool._policy, []
 
     class Garbage(type(real)):  # type: ignore[misc]
         def evict(self, nbytes: int, pinned: object) -> object:
@@ -545,7 +544,7 @@ def test_a_policy_that_names_garbage_costs_hits_and_nothing_else(engine: CacheEn
                 return [None, 1, "x", object(), *victims]
             return (v for _ in range(1 << 60) for v in victims or [None])
 
-    l1._policy, l1._trusted = Garbage(None, None), False
+    l1._pool._policy, l1._pool._trusted = Garbage(None, None), False
     for i in range(20):
         keys = hashes(12, str(i))
         put(engine, space, keys)

@@ -181,7 +181,7 @@ def test_what_a_policy_has_lost_by_raising_once_can_still_be_evicted(arena: Aren
         assert len(lease.objects) == 4
         l1.finish_write(lease)
         l1.end_read(l1.reserve_read(space, keys[i : i + 4]))
-    assert l1._orphans == {}
+    assert l1._pool._orphans == {}
     assert l1.clear(space.namespace) == 4
     assert l1.usage()["objects"] == 0
 

@@ -80,7 +80,7 @@ engine.clear(space)
 lookup = engine.lookup(space, keys)
 assert lookup.wait(10) and lookup.poll() == 3, (lookup.poll(), lookup.misses)
 engine.release(lookup)
-print([type(x).__name__ for x in (engine.manager.tiers[0].storage, engine.l1._policy, space._keys)])
+print([type(x).__name__ for x in (engine.manager.tiers[0].storage, engine.l1._pool._policy, space._keys)])
 engine.close()
 """
 

@@ -6,92 +6,34 @@
     staging -> discarded   another copy of the key was published first
     resident, read n times reserve_read, one lease per call
     resident -> absent     evicted or deleted, only with no reader; a temporary one when its last reader leaves
+    resident -> unfindable its time (`ttl_s`) is over while it is read: it goes with its last reader
 
 Only resident objects stand in `ObjectSpace.objects`, so a lookup is one dict access and an unpublished byte cannot be
-found. The policy hears of uses in batches, when it is needed: a lookup only notes what it touched.
+found.
 """
 
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
-from itertools import islice, repeat
-from operator import attrgetter
-from typing import Any
+from itertools import repeat
 
-import msgspec
-
-from kvcore.api import EvictionPolicy, ObjectKey
-from kvcore.l1.allocator import Allocator, round_up
+from kvcore.api import EvictionPolicy
+from kvcore.l1.aging import Aging
 from kvcore.l1.arena import Arena
+from kvcore.l1.leases import ReadLease, WriteLease
+from kvcore.l1.pins import Pins
+from kvcore.l1.pools import Pool
+from kvcore.l1.room import Room
+from kvcore.l1.spaces import L1Object, ObjectSpace
 from kvcore.observe import Throttle
+from kvcore.tenants import Division, Shares, Usage
 
-LOW_WATERMARK = 0.02
-"""When room is needed, this share of the arena is freed at once, so that eviction is rare."""
-_MAX_NOTES = 512
-
-
-class ObjectSpace:
-    """The objects of one namespace and group, all `nbytes` long."""
-
-    __slots__ = ("group", "namespace", "nbytes", "objects", "slot_bytes", "staging")
-
-    def __init__(self, namespace: bytes, group: int, nbytes: int) -> None:
-        self.namespace = namespace
-        self.group = group
-        self.nbytes = nbytes
-        self.slot_bytes = round_up(nbytes)
-        self.objects: dict[bytes, L1Object] = {}
-        self.staging: dict[bytes, L1Object] = {}
-
-
-class L1Object(msgspec.Struct, eq=False, gc=False):
-    """One object and its slot. Fields change only under the table's lock; compared and hashed by identity.
-
-    A msgspec struct, because making one costs a third of a class with slots.
-    """
-
-    space: ObjectSpace
-    chunk_hash: bytes
-    slot: int
-    temporary: bool = False
-    readers: int = 0
-
-    @property
-    def key(self) -> ObjectKey:
-        """The object's name outside L1."""
-        return ObjectKey(self.space.namespace, self.chunk_hash, self.space.group)
-
-
-class ReadLease:
-    """The right to read some resident objects until `deadline`. `objects` is empty once it has ended."""
-
-    __slots__ = ("deadline", "ended", "objects")
-
-    def __init__(self, objects: "list[L1Object]", deadline: float) -> None:
-        self.objects = objects
-        self.deadline = deadline
-        self.ended = False
-
-
-class WriteLease:
-    """The right to fill some staging slots until `deadline`."""
-
-    __slots__ = ("deadline", "ended", "expired", "objects")
-
-    def __init__(self, objects: "list[L1Object]", deadline: float) -> None:
-        self.objects = objects
-        self.deadline = deadline
-        self.ended = False
-        self.expired = False
+_FEW_SPACES = 64
 
 
 def _nothing(objects: Sequence[L1Object]) -> None:
     pass
-
-
-_pinned: Callable[[Any], Any] = attrgetter("readers")  # in C: asked once for each victim
 
 
 class L1:
@@ -99,10 +41,12 @@ class L1:
 
     Args:
         arena: the memory.
-        policy: which object goes first; its keys are `L1Object`s.
+        policy: which object goes first; its keys are `L1Object`s. With `division`, that of the tenant "".
         lease_s: how long a lease lasts unless renewed.
         on_evict: called with the objects that made room, outside the lock.
         clock: monotonic seconds.
+        division: how the arena is divided among tenants; None: it is one pool, whatever tenants there are.
+        ttl_s: how long an object may be resident; None: as long as it finds room.
     """
 
     def __init__(
@@ -113,79 +57,139 @@ class L1:
         lease_s: float = 60.0,
         on_evict: Callable[[Sequence[L1Object]], None] = _nothing,
         clock: Callable[[], float] = time.monotonic,
+        division: Division | None = None,
+        ttl_s: float | None = None,
     ) -> None:
         self.arena = arena
         self.lease_s = lease_s
-        self._allocator = Allocator(arena.size)
-        self._policy = policy
-        self._trusted = type(policy).__module__.startswith("kvcore.builtin.")  # proven by their tests; checks cost
-        self._orphans: dict[L1Object, None] = {}  # what the policy may not know, because it has failed: oldest first
         self._on_evict = on_evict
         self._clock = clock
         self._lock = threading.Lock()
-        self._spaces: dict[tuple[bytes, int], ObjectSpace] = {}
-        self._notes: list[tuple[int, list[L1Object]]] = []  # (size of each if they are new, else 0; objects), in order
-        self._leases: deque[ReadLease | WriteLease] = deque()
-        self.quarantined_bytes = 0
-        self.watched = False
-        """Somebody wants to hear what leaves: see `take_gone`."""
-        self._gone: list[tuple[str, Collection[L1Object]]] = []
         self._log = Throttle()
+        self._pool = Pool("", policy, self._log)
+        self._shares: Shares[Pool] | None = None
+        if division is not None:
+            pools: Callable[[str], Pool] = lambda t: Pool(t, division.make_policy() if t else policy, self._log)  # noqa: E731
+            self._shares = Shares(arena.size - division.spare, division.quotas, division.default, pools, clock)
+        self._aging = None if ttl_s is None else Aging(ttl_s)
+        self._room = Room(arena, self._shares, self._aging, clock)
+        self._spaces: dict[tuple[bytes, int], ObjectSpace] = {}
+        self._few_spaces = _FEW_SPACES
+        self._leases: deque[ReadLease | WriteLease] = deque()
+        self._expired: dict[WriteLease, None] = {}
+        self._pins = Pins(arena.size, self._shares)
+        self.quarantined_bytes = 0
 
-    # -- spaces ------------------------------------------------------------------------------------------------------
+    # -- spaces and tenants ------------------------------------------------------------------------------------------
 
-    def space(self, namespace: bytes, group: int, nbytes: int) -> ObjectSpace:
-        """The space of this namespace and group, made at first use. One size per space."""
+    def space(self, namespace: bytes, group: int, nbytes: int, tenant: str = "") -> ObjectSpace:
+        """The space of this namespace and group, made at first use. One size and one tenant per space."""
         with self._lock:
-            space = self._spaces.setdefault((namespace, group), ObjectSpace(namespace, group, nbytes))
+            space = self._spaces.get((namespace, group))
+            if space is None:
+                pool = self._pool if self._shares is None else self._shares.account(tenant)
+                space = self._spaces[namespace, group] = ObjectSpace(namespace, group, nbytes, pool)
+                pool.spaces.append(space)
         if space.nbytes != nbytes:
             raise ValueError(f"objects of this namespace have {space.nbytes} bytes, not {nbytes}")
         return space
 
     def clear(self, namespace: bytes) -> int:
-        """Delete what no one reads in all spaces of `namespace`; how many objects went. Leased ones stay."""
+        """Delete what no one reads in all spaces of `namespace`, pinned or not; how many objects went. Leased ones
+        stay."""
+        count = 0
         with self._lock:
-            self._settle()
+            for (ns, _), space in self._spaces.items():
+                if ns != namespace:
+                    continue
+                self._unread(space, self._pins.remove(space, list(space.objects.values())))
+                gone = [obj for obj in space.objects.values() if not obj.readers]
+                if space.pool.remove(gone):
+                    self._room.drop(gone, "cleared")
+                    count += len(gone)
+        return count
+
+    def forget(self, held: Callable[[ObjectSpace], bool]) -> list[ObjectSpace]:
+        """Forget spaces that hold nothing and are not `held` by anyone who may use them again, and tenants that have
+        no other. Returns the spaces. Looks only when there are twice as many as were left the last time."""
+        with self._lock:
+            if len(self._spaces) <= self._few_spaces:
+                return []
+            busy = {lease.objects[0].space for lease in (*self._leases, *self._expired) if lease.objects}
             gone = [
-                obj
-                for (ns, _), space in self._spaces.items()
-                if ns == namespace
-                for obj in space.objects.values()
-                if not obj.readers
+                s
+                for s in self._spaces.values()
+                if not s.objects and not s.staging and s not in busy and not self._pins.count(s) and not held(s)
             ]
-            try:
-                self._policy.remove(gone)
-            except Exception as error:
-                self._log.warning("policy", f"the eviction policy failed: {error!r}", exc_info=True)
-                return 0  # it may still name them as victims
-            self._drop(gone, "cleared")
-        return len(gone)
+            leaving = set(gone)
+            for pool in {s.pool for s in gone}:
+                pool.settle()
+                pool.spaces = [s for s in pool.spaces if s not in leaving]
+                if self._shares is not None and not pool.spaces and not pool.used:
+                    self._shares.forget(pool)
+            for s in gone:
+                del self._spaces[s.namespace, s.group]
+            self._few_spaces = max(_FEW_SPACES, 2 * len(self._spaces))
+            return gone
+
+    def tenants(self) -> dict[str, Usage]:
+        """Each tenant's part of L1; empty when it is not divided."""
+        with self._lock:
+            return {} if self._shares is None else self._shares.usage()
+
+    def set_quota(self, tenant: str, nbytes: int | None) -> None:
+        """Change a quota, see `Shares.set_quota`. Raises `ValueError` when L1 is not divided."""
+        if self._shares is None:
+            raise ValueError("L1 is not divided among tenants")
+        with self._lock:
+            self._shares.set_quota(tenant, nbytes)
+
+    def share(self, space: ObjectSpace) -> int:
+        """Bytes that the tenant of this space can rely on; all when L1 is not divided."""
+        if self._shares is None:
+            return int(self.arena.size)
+        with self._lock:
+            return self._shares.share(space.pool)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def reserve_read(self, space: ObjectSpace, hashes: Sequence[bytes]) -> ReadLease:
-        """Lease the resident objects at the front of `hashes`, up to the first that is absent."""
+        """Lease the resident objects at the front of `hashes`, up to the first that is absent (or, for a tenant that
+        has leased its whole share, that nobody has leased yet)."""
         get = space.objects.get
         found: list[L1Object] = []
         append = found.append
         with self._lock:
+            if self._aging is not None:
+                self._expire(self._aging)
+            if self._shares is not None:
+                for obj in self._within_share(self._shares, space, map(get, hashes)):
+                    if obj is None:
+                        break
+                    append(obj)
+                return self._read_lease(space, found)
             for chunk_hash in hashes:
                 obj = get(chunk_hash)
                 if obj is None:
                     break
                 obj.readers += 1
                 append(obj)
-            return self._read_lease(found)
+            return self._read_lease(space, found)
 
     def reserve_each(self, space: ObjectSpace, hashes: Sequence[bytes]) -> tuple[ReadLease, list[L1Object | None]]:
-        """Lease every resident object of `hashes`; the list says which, in order."""
+        """Lease every resident object of `hashes`, as far as its tenant's share goes; the list says which, in order."""
         get = space.objects.get
         with self._lock:
+            if self._aging is not None:
+                self._expire(self._aging)
             objects = [get(h) for h in hashes]
+            if self._shares is not None:
+                objects = list(self._within_share(self._shares, space, objects))
+                return self._read_lease(space, [o for o in objects if o is not None]), objects
             found = [o for o in objects if o is not None]
             for obj in found:
                 obj.readers += 1
-            return self._read_lease(found), objects
+            return self._read_lease(space, found), objects
 
     def renew(self, lease: ReadLease | WriteLease) -> bool:
         """Start the lease's time again. False when it has ended."""
@@ -199,28 +203,45 @@ class L1:
         """What was loaded for this reader only stays resident after all: it was used."""
         with self._lock:
             kept = [o for o in lease.objects if o.temporary]
-            for obj in kept:
-                obj.temporary = False
             if kept:
-                self._note(kept[0].space.slot_bytes, kept)
+                table = kept[0].space.objects
+                kept = [o for o in kept if table.get(o.chunk_hash) is o]  # else its time is over
+                for obj in kept:
+                    obj.temporary = False
+                self._publish(kept)
 
     def end_read(self, lease: ReadLease) -> None:
         """Give the lease back. Idempotent; harmless after it ran out."""
         with self._lock:
             self._end_read(lease)
 
-    def give_up(self, nbytes: int) -> list[ReadLease]:
+    def give_up(self, nbytes: int, everything: bool = False) -> list[ReadLease]:
         """Lease the policy's next victims, of at least `nbytes` where there are as many, a lease per space.
 
-        They go when their last reader leaves, unless one of those says `keep`.
+        They go when their last reader leaves, unless one of those says `keep`. In an arena that is divided, those of
+        tenants over their shares, or with `everything`, of all.
         """
         with self._lock:
-            victims = self._victims(nbytes)
-            for obj in victims:
-                obj.temporary = True
-                obj.readers += 1
-            groups = [list(objects) for _, objects in self._by_space(victims)] if victims else []
-            leases = [ReadLease(objects, self._clock() + self.lease_s) for objects in groups]
+            if self._shares is None:
+                victims = [(self._pool, self._pool.victims(nbytes))]
+            else:
+                victims = []
+                pools = [(p, p.used) for p in self._shares.accounts.values()] if everything else None
+                for pool, most in pools or self._shares.donors(None):
+                    if nbytes <= 0:
+                        break
+                    some = pool.victims(min(nbytes, most))
+                    nbytes -= sum(o.space.slot_bytes for o in some)
+                    victims.append((pool, some))
+            leases = []
+            for pool, some in victims:
+                for space, objects in pool.by_space(some) if some else ():
+                    for obj in objects:
+                        obj.temporary = True
+                        obj.readers += 1
+                    if self._shares is not None:
+                        self._shares.pin(pool, len(objects) * space.slot_bytes)
+                    leases.append(ReadLease(list(objects), self._clock() + self.lease_s))
             self._leases += leases
         return leases
 
@@ -236,12 +257,18 @@ class L1:
         """
         evicted: list[L1Object] = []
         with self._lock:
+            if self._aging is not None:
+                self._expire(self._aging)
             objects, staging = space.objects, space.staging
             wanted = hashes if objects.keys().isdisjoint(hashes) else [h for h in hashes if h not in objects]
             if staging:
                 wanted = [h for h in wanted if h not in staging]
             known = len(hashes) - len(wanted)
-            slots = self._allocate(space.slot_bytes, len(wanted), evicted) if wanted else []
+            count = len(wanted)
+            if self._shares is not None:
+                self._shares.seen(space.pool)
+                count = max(0, min(count, self._shares.may_pin(space.pool) // space.slot_bytes))
+            slots = self._room.take(space, count, evicted) if count else []
             # map stops at the last slot: without room for all, the front of the prefix is the useful part
             new = list(map(L1Object, repeat(space), wanted, slots, repeat(temporary)))
             lease = WriteLease(new, self._clock() + self.lease_s)
@@ -250,8 +277,10 @@ class L1:
                 staging.update(zip(wanted, new))  # noqa: B905
                 if len(staging) - before < len(new):  # a hash came twice: one slot is enough
                     lease.objects = [o for o in new if staging[o.chunk_hash] is o]
-                    self._free([o for o in new if staging[o.chunk_hash] is not o])
+                    self._room.free(space, [o for o in new if staging[o.chunk_hash] is not o])
                     known += len(new) - len(lease.objects)
+                if self._shares is not None:
+                    self._shares.pin(space.pool, len(lease.objects) * space.slot_bytes)
                 self._leases.append(lease)
             else:
                 lease.ended = True
@@ -281,22 +310,27 @@ class L1:
                     fresh, space.staging = staging, {}
                 else:
                     fresh = {o.chunk_hash: staging.pop(o.chunk_hash) for o in published}
+                leased = len(published)
                 if not ok or failed or not objects.keys().isdisjoint(fresh):
                     lost = {o: None for o in published if not ok or o in failed or o.chunk_hash in objects}
                     published = [o for o in published if o not in lost]
-                    self._free(lost)
+                    self._room.free(space, lost)
                     fresh = {o.chunk_hash: o for o in published}
                 objects.update(fresh)
+                if self._shares is not None:
+                    self._shares.pin(space.pool, -space.slot_bytes * (leased - len(published) * read))
                 if published:
                     if not read and published[0].temporary:  # no reader's leaving would ever drop it
                         for obj in published:
                             obj.temporary = False
                     if not published[0].temporary:
-                        self._note(space.slot_bytes, published)
+                        self._publish(published)
                     if read:
                         for obj in published:
                             obj.readers += 1
-            return published, self._read_lease(published if read else [])
+            if not read or not published:
+                return published, self._no_lease()
+            return published, self._read_lease(published[0].space, published)
 
     def disown(self, lease: WriteLease) -> None:
         """The copy does not end in time: its keys are free again, its slots only with `finish_write`."""
@@ -304,10 +338,33 @@ class L1:
             if not lease.ended:
                 self._quarantine(lease)
 
+    # -- pins --------------------------------------------------------------------------------------------------------
+
+    def pin(self, space: ObjectSpace, hashes: Sequence[bytes], seconds: float) -> int:
+        """Keep the resident objects at the front of `hashes` from eviction for so long from now; how many there are.
+
+        Ends at the first that is absent, and where the tenant's pins would hold more than half of its share (of L1,
+        where it is not divided). A pinned object whose `ttl_s` is over is not found all the same.
+        """
+        with self._lock:
+            if self._aging is not None:
+                self._expire(self._aging)
+            if self._shares is not None:
+                self._shares.seen(space.pool)
+            return self._pins.add(space, hashes, self._clock() + seconds)
+
+    def unpin(self, space: ObjectSpace, hashes: Sequence[bytes]) -> int:
+        """End the pins of those of `hashes` that have one; how many that were."""
+        with self._lock:
+            ended = self._pins.remove(space, [o for h in hashes if (o := space.objects.get(h)) is not None])
+            self._unread(space, ended)
+            return len(ended)
+
     # -- housekeeping ------------------------------------------------------------------------------------------------
 
     def reap(self) -> tuple[int, int]:
-        """End leases that ran out; how many read and write leases those were.
+        """End leases and pins that ran out, and delete objects whose time is over; how many read and write leases
+        those were.
 
         The slots of an expired write stay in quarantine until `finish_write` says that no copy is in flight.
         """
@@ -326,25 +383,39 @@ class L1:
                 else:
                     writes += 1
                     self._quarantine(lease)
+            for space, objects in self._pins.due(now):
+                self._unread(space, objects)
+            if self._aging is not None:
+                self._expire(self._aging)
         return reads, writes
 
+    @property
+    def watched(self) -> bool:
+        """Somebody wants to hear what leaves: see `take_gone`."""
+        return self._room.watched
+
+    @watched.setter
+    def watched(self, value: bool) -> None:
+        self._room.watched = value
+
     def take_gone(self) -> list[tuple[str, Collection[L1Object]]]:
-        """While `watched`: why (`room`, `cleared`, `unused`) and which objects have left since the last call."""
+        """While `watched`: why (`room`, `cleared`, `expired`, `unused`) and which objects have left since the last
+        call."""
         with self._lock:
-            gone, self._gone = self._gone, []
+            gone, self._room.gone = self._room.gone, []
         return gone
 
     @property
     def free_bytes(self) -> int:
         """Bytes of the arena that hold nothing."""
-        return self._allocator.free_bytes
+        return self._room.free_bytes
 
     def usage(self) -> dict[str, int]:
         """Bytes and counts for metrics: `size`, `free`, `quarantined`, `objects`, `staging`, `leases`."""
         with self._lock:
             return {
                 "size": self.arena.size,
-                "free": self._allocator.free_bytes,
+                "free": self._room.free_bytes,
                 "quarantined": self.quarantined_bytes,
                 "objects": sum(len(s.objects) for s in self._spaces.values()),
                 "staging": sum(len(s.staging) for s in self._spaces.values()),
@@ -361,126 +432,80 @@ class L1:
 
     # -- under the lock ----------------------------------------------------------------------------------------------
 
-    def _read_lease(self, found: list[L1Object]) -> ReadLease:
+    def _read_lease(self, space: ObjectSpace, found: list[L1Object]) -> ReadLease:
+        if not found:
+            return self._no_lease()
         lease = ReadLease(found, self._clock() + self.lease_s)
-        if found:
-            self._leases.append(lease)
-            self._note(0, found)
-        else:
-            lease.ended = True
+        self._leases.append(lease)
+        space.pool.note(0, found)
         return lease
+
+    def _no_lease(self) -> ReadLease:
+        lease = ReadLease([], self._clock())
+        lease.ended = True
+        return lease
+
+    def _within_share(
+        self, shares: Shares[Pool], space: ObjectSpace, objects: Iterable[L1Object | None]
+    ) -> Iterable[L1Object | None]:
+        """One more reader for each object, as long as its tenant may lease more; None for the others."""
+        pool, slot_bytes = space.pool, space.slot_bytes
+        shares.seen(pool)
+        left = shares.may_pin(pool) // slot_bytes
+        for obj in objects:
+            if obj is None:
+                yield None
+                continue
+            if not obj.readers:
+                if left <= 0:
+                    yield None
+                    continue
+                left -= 1
+                shares.pin(pool, slot_bytes)
+            obj.readers += 1
+            yield obj
 
     def _end_read(self, lease: ReadLease) -> None:
         if lease.ended:
             return
         lease.ended = True
-        for obj in lease.objects:
+        objects, lease.objects = lease.objects, []
+        self._unread(objects[0].space, objects)  # a read lease never spans spaces
+
+    def _unread(self, space: ObjectSpace, objects: list[L1Object]) -> None:
+        """One reader fewer for each."""
+        for obj in objects:
             obj.readers -= 1
-        temporary = {o: None for o in lease.objects if o.temporary and not o.readers}  # a lease may hold one twice
-        lease.objects = []
+        if self._shares is not None:  # a lease may hold one twice
+            self._shares.pin(space.pool, -space.slot_bytes * len({o for o in objects if not o.readers}))
+        temporary = {o: None for o in objects if o.temporary and not o.readers}
         if temporary:
-            self._drop(temporary, "unused")
-
-    def _note(self, new_bytes: int, objects: list[L1Object]) -> None:
-        self._notes.append((new_bytes, objects[::-1]))  # tail first: the head of a prefix is the most recent
-        if len(self._notes) >= _MAX_NOTES:
-            self._settle()
-
-    def _settle(self) -> None:
-        """Tell the policy what happened since it was last needed. Comes before every drop of what it knows, so no
-        note is of an object that has gone; temporary ones it never heard of, and ignores."""
-        for new_bytes, objects in self._notes:
-            try:
-                if new_bytes:
-                    self._policy.insert(objects, [new_bytes] * len(objects))
-                else:
-                    self._policy.touch(objects)
-            except Exception as error:  # a plugin's fault may cost hits, never a request
-                self._log.warning("policy", f"the eviction policy failed: {error!r}", exc_info=True)
-                if new_bytes:
-                    self._orphans.update(dict.fromkeys(objects))
-        self._notes.clear()
-
-    def _allocate(self, nbytes: int, count: int, evicted: list[L1Object]) -> list[int]:
-        if nbytes > self._allocator.size:
-            return []  # no eviction could make this room
-        slots = self._allocator.alloc(nbytes, count)
-        while len(slots) < count:
-            victims = self._victims(max((count - len(slots)) * nbytes, int(self.arena.size * LOW_WATERMARK)))
-            if not victims:
-                break
-            self._drop(victims, "room")
-            evicted += victims
-            slots += self._allocator.alloc(nbytes, count - len(slots))
-        return slots
-
-    def _victims(self, need: int) -> list[L1Object]:
-        self._settle()
-        if self._orphans and (orphans := self._take_orphans(need)):
-            return orphans
-        try:
-            chosen: list[Any] = self._policy.evict(need, _pinned)
-            if not self._trusted:
-                chosen = self._checked(chosen)
-        except Exception as error:
-            self._log.warning("policy", f"the eviction policy failed: {error!r}", exc_info=True)
-            # It may have forgotten any of them: those that are here now go in the order in which they came.
-            self._orphans.update((o, None) for s in self._spaces.values() for o in s.objects.values())
-            return self._take_orphans(need)
-        if any(map(_pinned, chosen)):  # whatever a policy says, what is leased stays
-            self._notes += [(o.space.slot_bytes, [o]) for o in chosen if o.readers]
-            chosen = [o for o in chosen if not o.readers]
-        return chosen
-
-    def _take_orphans(self, need: int) -> list[L1Object]:
-        chosen = []
-        for obj in self._orphans:
-            if need <= 0:
-                break
-            if not obj.readers:
-                chosen.append(obj)
-                need -= obj.space.slot_bytes
-        for obj in chosen:
-            del self._orphans[obj]
-        with suppress(Exception):  # it may know them after all
-            self._policy.remove(chosen)
-        return chosen
-
-    def _checked(self, chosen: Iterable[Any]) -> list[L1Object]:
-        """What a policy from elsewhere named, less what is not, or no longer, a resident object. Raises `LookupError`
-        when that is nothing."""
-        most = sum(len(s.objects) for s in self._spaces.values())
-        named = dict.fromkeys(islice(chosen, most))
-        here = [o for o in named if isinstance(o, L1Object) and o.space.objects.get(o.chunk_hash) is o]
-        if named and not here:
-            raise LookupError("it names only what is not here")
-        return here
-
-    def _drop(self, objects: Collection[L1Object], reason: str = "room") -> None:
-        if self.watched:
-            self._gone.append((reason, objects))
-        for space, some in self._by_space(objects):
             table = space.objects
-            for obj in some:
-                del table[obj.chunk_hash]
-            self._free_in(space, some)
-        for obj in objects if self._orphans else ():
-            self._orphans.pop(obj, None)
+            lost = [o for o in temporary if table.get(o.chunk_hash) is not o]  # their time was over
+            if lost:
+                self._room.free(space, lost)
+                temporary = {o: None for o in temporary if table.get(o.chunk_hash) is o}
+            self._room.drop(temporary, "unused")
 
-    def _free(self, objects: Collection[L1Object]) -> None:
-        for space, some in self._by_space(objects):
-            self._free_in(space, some)
+    def _publish(self, objects: list[L1Object]) -> None:
+        if objects:
+            space = objects[0].space
+            space.pool.note(space.slot_bytes, objects)
+            if self._aging is not None:
+                self._aging.came(objects, self._clock())
 
-    def _free_in(self, space: ObjectSpace, objects: Collection[L1Object]) -> None:
-        slots = [o.slot for o in objects]
-        self.arena.bump(slots)
-        self._allocator.free(space.slot_bytes, slots)
-
-    def _by_space(self, objects: Collection[L1Object]) -> list[tuple[ObjectSpace, Collection[L1Object]]]:
-        if len(self._spaces) == 1:  # the usual case, several times as fast
-            return [(space, objects) for space in self._spaces.values()]
-        spaces = dict.fromkeys(o.space for o in objects)  # not a set: where slots lie must not depend on addresses
-        return [(space, [o for o in objects if o.space is space]) for space in spaces]
+    def _expire(self, aging: Aging) -> None:
+        """Whose time is over is found no more: it goes now, or with its last reader."""
+        over = aging.due(self._clock())
+        if not over:
+            return
+        for space in dict.fromkeys(o.space for o in over):
+            some = [o for o in over if o.space is space]
+            if not space.pool.remove(some):
+                aging.came(some, self._clock())  # its policy may still name them; again later
+                continue
+            self._room.drop([o for o in some if not o.readers], "expired")
+            self._room.detach(space, [o for o in some if o.readers])
 
     def _quarantine(self, lease: WriteLease) -> None:
         lease.ended = lease.expired = True
@@ -488,9 +513,15 @@ class L1:
             del obj.space.staging[obj.chunk_hash]
             self.quarantined_bytes += obj.space.slot_bytes
         self.arena.bump([o.slot for o in lease.objects])
+        self._expired[lease] = None
 
     def _unquarantine(self, lease: WriteLease) -> None:
-        self.quarantined_bytes -= sum(o.space.slot_bytes for o in lease.objects)
-        self._free(lease.objects)
+        space = lease.objects[0].space
+        nbytes = space.slot_bytes * len(lease.objects)
+        self.quarantined_bytes -= nbytes
+        if self._shares is not None:
+            self._shares.pin(space.pool, -nbytes)
+        self._room.free(space, lease.objects)
         lease.objects = []
         lease.expired = False
+        del self._expired[lease]

@@ -17,6 +17,7 @@ COMMANDS = {
     "config": ("kvcore.cli.config", "check a configuration, show its values and where they come from"),
     "doctor": ("kvcore.cli.doctor", "examine this machine, the plugins and every tier"),
     "bench": ("kvcore.cli.bench", "measure speed against this machine's limits"),
+    "simulate": ("kvcore.cli.simulate", "replay a trace through eviction policies: hit rate against capacity"),
     "new-plugin": ("kvcore.cli.new_plugin", "write a plugin package that works and passes its own tests"),
     "store": ("kvcore.cli.store", "list, verify, copy and clean what the tiers hold"),
 }

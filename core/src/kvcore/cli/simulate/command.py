@@ -1,0 +1,102 @@
+"""Arguments, and what is run in which order."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from kvcore.api.units import parse_size
+from kvcore.cli.output import error
+from kvcore.cli.simulate import show
+from kvcore.cli.simulate.capacity import capacities
+from kvcore.cli.simulate.policies import chosen, installed
+from kvcore.cli.simulate.simulation import simulate
+from kvcore.cli.simulate.svg import svg
+from kvcore.cli.simulate.trace import read_trace
+from kvcore.plugins import registry_from_env
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `kvcore simulate`."""
+    parser.add_argument(
+        "trace", metavar="TRACE", help="JSON lines in Mooncake's or Bailian's format, gzipped or not; - reads stdin"
+    )
+    parser.add_argument(
+        "--policy",
+        metavar="POLICY",
+        action="append",
+        help="a policy: lru, name:option=value, or its YAML form; may be given several times (default: all installed)",
+    )
+    parser.add_argument(
+        "--capacity",
+        metavar="LIST",
+        help="capacities with commas between: 4GiB, 10%%, 2000000tokens, 4096blocks (default: the working set, and "
+        "half of it seven times)",
+    )
+    parser.add_argument(
+        "--bytes-per-token", metavar="SIZE", type=_size, help="KV of one token, such as 128KiB, for sizes in bytes"
+    )
+    parser.add_argument(
+        "--block-tokens",
+        metavar="N",
+        type=_positive,
+        help="tokens per block of the trace (default: the format's, 512 for Mooncake and 16 for Bailian)",
+    )
+    parser.add_argument("--requests", metavar="N", type=_positive, help="only the first N requests")
+    parser.add_argument("--plot", metavar="FILE.svg", type=_svg, help="write the plot to a file, too")
+    parser.add_argument("--json", action="store_true", help="JSON on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate and show. Status 1 when a policy did not keep its contract."""
+    registry = registry_from_env()
+    candidates = chosen(registry, args.policy) if args.policy else installed(registry)
+    trace = read_trace(args.trace, block_tokens=args.block_tokens, limit=args.requests)
+    if trace.unlike:
+        error(show.unlike(trace))
+    result = simulate(trace, capacities(args.capacity, trace, args.bytes_per_token), candidates)
+    if args.plot:
+        with open(args.plot, "w", encoding="utf-8") as file:
+            file.write(svg(result))
+    if args.json:
+        show.as_json(result)
+    else:
+        show.as_text(result)
+    for fault in result.faults:
+        error(fault)
+    return 1 if result.faults else 0
+
+
+def _argument(parse: Callable[[str], int | str]) -> Callable[[str], int | str]:
+    """For argparse, which otherwise hides what is wrong with a value."""
+
+    def parsed(text: str) -> int | str:
+        try:
+            return parse(text)
+        except ValueError as e:
+            raise argparse.ArgumentTypeError(str(e)) from None
+
+    return parsed
+
+
+@_argument
+def _size(text: str) -> int:
+    nbytes = parse_size(text)
+    if nbytes < 1:
+        raise ValueError(f"{text} is no size of a token's KV: write a size such as 128KiB")
+    return nbytes
+
+
+@_argument
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
+@_argument
+def _svg(text: str) -> str:
+    if not text.endswith(".svg"):
+        raise ValueError(f"{text!r} does not end with .svg, the one format of plots")
+    if not Path(text).absolute().parent.is_dir():
+        raise ValueError(f"there is no folder for {text!r}")
+    return text

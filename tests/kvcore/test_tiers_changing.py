@@ -216,7 +216,7 @@ def test_one_that_refuses_leaves_nothing_behind(make: Any, site: Path) -> None:
         ({"storage": {"plugin": "memory", "size": "1GiB"}}, r"storage\.size: no such option"),
         (
             {"storage": {"plugin": "disk", "path": "/nowhere"}, "capacity": "1GiB"},
-            "capacity of its own, see the options of storage",
+            "see the options of storage",
         ),
         ({"storage": "memory", "name": "l1"}, "the name 'l1' is taken by L1"),
     ],

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvcore.config.address import Address
+    from kvcore.config.http import HttpConfig
     from kvcore.config.load import load_config
     from kvcore.config.model import Config, L1Config, ServerConfig, TierConfig
     from kvcore.config.tree import Fault, InvalidConfigError, Row, Source
@@ -12,6 +13,7 @@ __all__ = [
     "Address",
     "Config",
     "Fault",
+    "HttpConfig",
     "InvalidConfigError",
     "L1Config",
     "Row",
@@ -23,6 +25,7 @@ __all__ = [
 
 _HOMES = {
     "load_config": "load",
+    "HttpConfig": "http",
     "Config": "model",
     "L1Config": "model",
     "ServerConfig": "model",

@@ -20,6 +20,7 @@ from kvcore.api.config import Duration, PluginConfig, Size
 from kvcore.api.serde import MAX_STAGES
 from kvcore.api.units import brief, format_size, parse_size
 from kvcore.config.address import Address, parse_address
+from kvcore.config.http import Http
 from kvcore.config.tree import DEFAULT, Path, Row, Source, show
 from kvcore.plugins import PluginSpec
 
@@ -153,6 +154,9 @@ class ServerConfig(PluginConfig):
             raise ValueError(f"{tcp[0]} needs a `token`: anybody on this machine can connect to it")
         if self.autostart and (tcp or len(self.url) > 1):
             raise ValueError("`autostart` needs one address, of the form unix:///run/kvcore.sock")
+    http: Http = None
+    """Serve HTTP, too: an address such as `127.0.0.1:7601`, or a mapping, see [below](#server-http). Default: not."""
+
         return self
 
 

@@ -46,8 +46,10 @@ class StorageManager:
         self.config = config
         self.metrics = metrics
         self.hooks = registry.use_hooks(config.hooks)
-        self._registry = registry
+        self.registry = registry
         self.closed = False
+        self.reaped_at = time.monotonic()
+        """When the reaper last ran, which is every `REAP_S`."""
         self.loop = LoopThread("kvcore-io")
         self._tiers = Tiers(self.loop, registry, metrics, config.lookup_timeout)
         self.tiers: list[Tier] = self._tiers.open
@@ -75,7 +77,7 @@ class StorageManager:
 
     def create(self, kind: Any, spec: PluginSpec) -> Any:
         """An instance of a configured component."""
-        return self._registry.create(kind, spec)
+        return self.registry.create(kind, spec)
 
     def close(self) -> None:
         """Write out what waits (for a bounded time), then close tiers, threads and the arena. Idempotent."""
@@ -158,6 +160,7 @@ class StorageManager:
         while True:
             await asyncio.sleep(REAP_S)
             reads, writes = self.l1.reap()
+            self.reaped_at = time.monotonic()
             self.metrics.add("expired_leases", reads, "read")
             self.metrics.add("expired_leases", writes, "write")
             self.residents.tell()

@@ -87,9 +87,9 @@ class StoreController:
         self._use([q for q in self._queues if q is not queue])
         return await queue.end(timeout_s)
 
-    def waiting(self) -> dict[str, int]:
-        """Objects that wait to be written or are being written, by tier."""
-        return {q.tier.name: q.pending for q in self._queues}
+    def waiting(self) -> dict[str, tuple[int, int]]:
+        """By tier, the objects and bytes that wait to be written or are being written."""
+        return {q.tier.name: (q.pending, q.waiting_bytes) for q in self._queues}
 
     @property
     def active(self) -> bool:

@@ -26,6 +26,10 @@ class TierConflict(KVCoreError):
     """A tier cannot be added or removed as things are now: its name is taken, or another change is under way."""
 
 
+class NoSuchTier(TierConflict):
+    """No tier in use has that name."""
+
+
 class Tiers:
     """Owns the tiers. `open` holds those in use, in order of preference; it changes on the tiers' loop only.
 
@@ -97,7 +101,7 @@ class Tiers:
             if len(self.configs) >= MAX_TIERS:
                 raise TierConflict(f"there are {MAX_TIERS} tiers, and more are not possible: remove one first")
             if before is not None and before not in self.configs:
-                raise TierConflict(f"no tier is named {before!r}: the tiers are {', '.join(self.configs) or 'none'}")
+                raise NoSuchTier(f"no tier is named {before!r}: the tiers are {', '.join(self.configs) or 'none'}")
             config = load_tier(given, registry=self._registry, taken=self.configs)
             return self._add(config, stores, policy(config), memory, before)
         finally:
@@ -147,7 +151,7 @@ class Tiers:
             tier = next((t for t in list(self.open) if t.name == name), None)
             if tier is None:
                 there = ", ".join(t.name for t in list(self.open))
-                raise TierConflict(f"no tier is named {name!r}: the tiers are {there or 'none'}")
+                raise NoSuchTier(f"no tier is named {name!r}: the tiers are {there or 'none'}")
             return self._loop.submit(self._leave(tier, stores, drain_s)).result()
         finally:
             self.changing.release()

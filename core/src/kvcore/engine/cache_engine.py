@@ -47,6 +47,8 @@ class CacheEngine:
         cls, path: str | None = None, *, flags: Mapping[str, Any] | None = None, name: str = "kvcore"
     ) -> "CacheEngine":
         """Read the configuration, load the plugins it names, open L1 and the tiers.
+        self.registered: dict[bytes, Space] = {}
+        """Namespace -> what was last registered under it."""
 
         Raises `ConfigError`, `PluginError` or `ArenaError`: what is wrong at start is the user's to see.
         """
@@ -87,6 +89,7 @@ class CacheEngine:
             "/".join(str(x.nbytes) for x in space.groups),
         )  # fmt: skip
         return space
+        self.registered[name] = space
 
     # -- loading -----------------------------------------------------------------------------------------------------
 

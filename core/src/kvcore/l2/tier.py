@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -268,14 +268,21 @@ class Tier:
             if self._speed.seconds_per_byte:
                 self._metrics.set("tier_load_bytes_per_second", 1 / self._speed.seconds_per_byte, self.name)
 
-    async def delete(self, keys: Sequence[ObjectKey]) -> None:
-        """Delete objects; a fault is counted."""
+    async def delete(self, keys: Sequence[ObjectKey]) -> bool:
+        """Delete objects; whether the storage has. A fault is counted."""
         if self._closed:
-            return
+            return False
         try:
             await self._calls.delete(keys)
         except Exception as error:
             self._failed("delete", len(keys), error)
+            return False
+        return True
+
+    def entries(self, batch: int) -> AsyncIterator[Sequence[Entry]]:
+        """What the storage lists, `batch` objects at a time. Raises what the storage raises, `NotImplementedError`
+        where it cannot list."""
+        return self._calls.entries(batch)
 
     async def usage(self) -> Usage | None:
         """What the storage holds, or None."""

@@ -1,0 +1,269 @@
+"""The ASGI application: the endpoints over one cache."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
+
+from kvcore import __version__
+from kvcore.api import GROUPS, ObjectKey
+from kvcore.control.tiers import NoSuchTier, TierConflict
+from kvcore.engine import CacheEngine
+from kvcore.l2 import Threads, Tier
+from kvcore.service.http import models as m
+from kvcore.service.http.clearing import clear
+from kvcore.service.http.guard import Guard
+from kvcore.service.http.health import Health, Post
+from kvcore.service.http.listing import Listings, Row, on, resident, stored
+from kvcore.service.http.openapi import document
+from kvcore.service.http.problems import Problem
+from kvcore.service.http.routes import Call, Endpoint, http_problem, route
+from kvcore.service.http.tiers import Views
+
+CHANGE_S = 60.0
+"""A tier that opens or drains takes less."""
+ASK_S = 2.0
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def _no_sessions() -> Sequence[m.SessionModel]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Node:
+    """What the endpoints show and change.
+
+    Args:
+        engine: the cache.
+        address: where engines connect; empty for none.
+        sessions: the clients of now; called on HTTP's thread, must return at once.
+        loops: name -> how to have that loop call something, for `/healthz`. The tiers' own loop is always watched.
+    """
+
+    engine: CacheEngine
+    address: str = ""
+    sessions: Callable[[], Sequence[m.SessionModel]] = _no_sessions
+    loops: Mapping[str, Post] = field(default_factory=dict)
+
+
+class Api:
+    """The endpoints' handlers and what they keep between requests. On one loop."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._engine = node.engine
+        self._manager = node.engine.manager
+        self._health = Health(self._manager, node.loops)
+        self._views = Views(self._manager)
+        self._listings = Listings()
+        self._began = time.monotonic()
+        self._threads = Threads("kvcore-http-work", 4)
+
+    def close(self) -> None:
+        """Let its threads end."""
+        self._threads.close()
+
+    # -- health and numbers ------------------------------------------------------------------------------------------
+
+    async def healthz(self, _: Call) -> Response:
+        return _health(await self._health.live())
+
+    async def readyz(self, _: Call) -> Response:
+        return _health(await self._health.ready())
+
+    async def metrics(self, _: Call) -> Response:
+        return Response(await self._work(self._engine.metrics_text), media_type=PROMETHEUS)
+
+    async def status(self, _: Call) -> m.StatusModel:
+        usage = await self._work(self._manager.l1.usage)
+        kept = {name: usage[name] for name in m.L1Model.model_fields}
+        return m.StatusModel(
+            version=__version__,
+            name=self._engine.name,
+            pid=os.getpid(),
+            address=self._node.address,
+            started=m.when(self._began),
+            uptime_s=round(time.monotonic() - self._began, 3),
+            l1=m.L1Model(**kept),
+            tiers=await self._views.all(),
+            sessions=list(self._node.sessions()),
+        )
+
+    async def plugins(self, _: Call) -> m.PluginsModel:
+        found = await self._work(self._installed)
+        return m.PluginsModel(plugins=[m.PluginModel(**p) for p in found])
+
+    def _installed(self) -> list[dict[str, Any]]:
+        return [info.as_dict() for kind in GROUPS for info in self._manager.registry.available(kind)]
+
+    # -- objects -----------------------------------------------------------------------------------------------------
+
+    async def namespaces(self, _: Call) -> m.NamespacesModel:
+        found: dict[bytes, list[int]] = {}
+        for space in list(self._manager.layouts):
+            sums = found.setdefault(space.namespace, [0, 0])
+            sums[0] += len(space.objects)
+            sums[1] += len(space.objects) * space.slot_bytes
+        known = self._engine.registered
+        return m.NamespacesModel(
+            namespaces=[
+                m.NamespaceModel(
+                    namespace=ns.hex(),
+                    model=known[ns].spec.model if ns in known else "",
+                    tenant=known[ns].tenant if ns in known else "",
+                    objects=objects,
+                    nbytes=nbytes,
+                )
+                for ns, (objects, nbytes) in found.items()
+            ]
+        )
+
+    async def objects(self, call: Call) -> m.ObjectsModel:
+        query: m.ObjectsQuery = call.query
+        namespace = None if query.namespace is None else bytes.fromhex(query.namespace)
+        what = (query.tier, namespace)
+        rows, following = await self._listings.page(lambda: self._source(*what), what, query.cursor, query.limit)
+        return m.ObjectsModel.model_construct(tier=query.tier, objects=rows, next=following)
+
+    def _source(self, tier: str, namespace: bytes | None) -> AsyncIterator[Sequence[Row]]:
+        if tier != "l1":
+            return stored(self._manager.loop, self._tier(tier), namespace)
+        return resident([s for s in list(self._manager.layouts) if namespace in (None, s.namespace)])
+
+    async def object(self, call: Call) -> m.ObjectPlacesModel:
+        try:
+            key = ObjectKey.from_name(call.path["name"])
+        except ValueError:
+            text = f"{call.path['name']!r:.200} is no name of an object: /objects lists them as NAMESPACE-GROUP-HASH"
+            raise Problem(422, "wrong-name", text) from None
+        places = []
+        for space in list(self._manager.layouts):
+            found = space.objects.get(key.chunk_hash) if (space.namespace, space.group) == (key[0], key[2]) else None
+            if found is not None:
+                places.append(m.PlaceModel(tier="l1", nbytes=space.nbytes, readers=found.readers))
+        tiers = list(self._manager.tiers)
+        for tier, there in zip(tiers, await asyncio.gather(*(self._has(t, key) for t in tiers)), strict=True):
+            if there:
+                places.append(m.PlaceModel(tier=tier.name, nbytes=None, readers=None))
+        if not places:
+            raise Problem(404, "no-object", "neither L1 nor any tier that answers has this object")
+        namespace, chunk_hash, group = key
+        return m.ObjectPlacesModel(
+            name=key.name, namespace=namespace.hex(), chunk_hash=chunk_hash.hex(), group=group, places=places
+        )
+
+    async def _has(self, tier: Tier, key: ObjectKey) -> bool:
+        return any(await on(self._manager.loop, tier.exists([key])))  # bounded by the tier's own deadlines
+
+    async def clear(self, call: Call) -> m.ClearedModel:
+        wanted: m.ClearModel = call.body
+        names = [t.name for t in list(self._manager.tiers)] if wanted.tiers is True else wanted.tiers or []
+        tiers = [self._tier(name) for name in dict.fromkeys(names)]
+        return await clear(self._engine, wanted, tiers, self._work)
+
+    # -- tiers -------------------------------------------------------------------------------------------------------
+
+    async def tiers(self, _: Call) -> m.TiersModel:
+        return m.TiersModel(tiers=await self._views.all())
+
+    async def add_tier(self, call: Call) -> m.TierModel:
+        before = call.query.before
+        tier = await self._change(lambda: self._manager.add_tier(call.body.root, before))
+        return await self._views.one(tier)
+
+    async def remove_tier(self, call: Call) -> m.RemovedTierModel:
+        name = call.path["name"]
+        dropped = await self._change(lambda: self._manager.remove_tier(name, call.query.drain_s))
+        return m.RemovedTierModel(name=name, dropped=dropped)
+
+    async def _change(self, change: Callable[[], Any]) -> Any:
+        try:
+            return await self._work(change, CHANGE_S)
+        except NoSuchTier as error:
+            raise Problem(404, "no-tier", str(error)) from error
+        except TierConflict as error:
+            raise Problem(409, "conflict", str(error)) from error
+
+    def _tier(self, name: str) -> Tier:
+        tiers = list(self._manager.tiers)
+        for tier in tiers:
+            if tier.name == name:
+                return tier
+        names = ", ".join(["l1", *(t.name for t in tiers)])
+        raise Problem(404, "no-tier", f"no tier is named {name!r}: there are {names}")
+
+    async def _work(self, function: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+        """Run what takes longer, or waits for a lock, on a thread."""
+        return await self._threads.run(function, timeout_s=timeout_s, what="the request")
+
+
+def _health(found: m.HealthModel) -> Response:
+    return Response(found.model_dump_json(), 503 if found.status == "stuck" else 200, media_type="application/json")
+
+
+def endpoints(api: Api) -> list[Endpoint]:
+    """All of them, but for `/openapi.json` itself."""
+    return [
+        Endpoint(
+            "GET", "/healthz", "Is anything stuck that a restart may heal? Also red (503) when a tier hangs",
+            api.healthz, m.HealthModel, "health", problems=(503,),
+        ),
+        Endpoint(
+            "GET", "/readyz", "Can engines be served? Red (503) when a loop is stuck; tiers do not matter",
+            api.readyz, m.HealthModel, "health", problems=(503,),
+        ),
+        Endpoint("GET", "/metrics", "All metrics in the Prometheus text format", api.metrics, PROMETHEUS),
+        Endpoint("GET", "/status", "The whole cache at one glance", api.status, m.StatusModel),
+        Endpoint("GET", "/plugins", "What is installed", api.plugins, m.PluginsModel),
+        Endpoint("GET", "/tiers", "All tiers, in order of preference", api.tiers, m.TiersModel),
+        Endpoint(
+            "POST", "/tiers", "Add a tier. Requests go on meanwhile; it is written to and read from once it is open",
+            api.add_tier, m.TierModel, "token", m.NewTierQuery, m.NewTier, 201, (404, 409),
+        ),
+        Endpoint(
+            "DELETE", "/tiers/{name}", "Remove a tier. What is asked of it ends first, and what it stores stays there",
+            api.remove_tier, m.RemovedTierModel, "token", m.RemoveTierQuery, problems=(404, 409),
+        ),
+        Endpoint("GET", "/namespaces", "What L1 holds, by namespace", api.namespaces, m.NamespacesModel, "token"),
+        Endpoint(
+            "GET", "/objects", "The objects of L1 or of a tier, a page at a time",
+            api.objects, m.ObjectsModel, "token", m.ObjectsQuery, problems=(404, 410, 502, 503),
+        ),
+        Endpoint(
+            "GET", "/objects/{name}", "Where one object is",
+            api.object, m.ObjectPlacesModel, "token", problems=(404, 422),
+        ),
+        Endpoint(
+            "POST", "/clear", "Forget objects. What a model computes meanwhile may be there again",
+            api.clear, m.ClearedModel, "token", body=m.ClearModel, problems=(404,),
+        ),
+    ]  # fmt: skip
+
+
+def make_app(api: Api, *, token: str | None, loopback: bool = True, hosts: Collection[str] = ()) -> ASGIApp:
+    """The application.
+
+    Args:
+        token: what a request must carry that changes something or shows objects; None: those are refused.
+        loopback: only this machine can ask. Otherwise everything but the health endpoints needs the token.
+        hosts: names of this machine that a `Host` header may have, beside `localhost` and IP addresses.
+    """
+    listed = endpoints(api)
+
+    async def openapi(_: Call) -> Response:
+        return JSONResponse(described)
+
+    listed.append(Endpoint("GET", "/openapi.json", "This document", openapi, "application/json"))
+    described = document(listed, loopback)
+    routes = [route(e, token, loopback) for e in listed]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: http_problem})
+    app.router.redirect_slashes = False
+    return Guard(app, hosts)

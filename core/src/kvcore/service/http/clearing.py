@@ -1,0 +1,71 @@
+"""Forgets objects of a namespace, a tenant or all, in the tiers first: what they still had would come back into L1."""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from kvcore.engine import CacheEngine
+from kvcore.l2 import Tier
+from kvcore.observe import logger
+from kvcore.service.http.listing import on, stored
+from kvcore.service.http.models import ClearedModel, ClearModel
+from kvcore.service.http.problems import Problem
+
+CLEAR_S = 30.0
+"""So long one request works at it."""
+
+
+async def clear(
+    engine: CacheEngine,
+    wanted: ClearModel,
+    tiers: Sequence[Tier],
+    work: Callable[[Callable[[], Any]], Awaitable[Any]],
+) -> ClearedModel:
+    """Forget them in `tiers` and in L1. `work` runs a function on a thread. Raises `Problem`."""
+    names = _namespaces(engine, wanted)
+    give_up = time.monotonic() + CLEAR_S
+    counts: dict[str, int] = {}
+    problems: dict[str, str] = {}
+    complete = True
+    for tier in tiers:
+        counts[tier.name] = 0
+        for name in [None] if names is None else names:
+            try:
+                async for count in _clear_tier(engine, tier, name):
+                    counts[tier.name] += count
+                    if time.monotonic() > give_up:
+                        complete = False
+                        break
+            except Problem as problem:
+                problems[tier.name] = problem.detail
+                break
+    manager = engine.manager
+    here = {s.namespace for s in list(manager.layouts)}
+    gone = 0
+    for name in here if names is None else names & here:
+        gone += await work(lambda name=name: manager.l1.clear(name))  # type: ignore[misc]
+    what = wanted.model_dump(include={"namespace", "tenant", "all"}, exclude_none=True)
+    logger.info("cleared by request, %s: %d objects in L1, %s in tiers", what, gone, counts or "none")
+    return ClearedModel(l1=gone, tiers=counts, complete=complete and not problems, problems=problems)
+
+
+def _namespaces(engine: CacheEngine, wanted: ClearModel) -> set[bytes] | None:
+    """None: all."""
+    if wanted.all:
+        return None
+    if wanted.namespace is not None:
+        return {bytes.fromhex(wanted.namespace)}
+    found = {ns for ns, space in list(engine.registered.items()) if space.tenant == wanted.tenant}
+    if not found:
+        text = f"no model has been registered for the tenant {wanted.tenant!r:.200} since the start"
+        raise Problem(404, "no-tenant", f"{text}: /namespaces shows those that were")
+    return found
+
+
+async def _clear_tier(engine: CacheEngine, tier: Tier, namespace: bytes | None) -> AsyncIterator[int]:
+    """Deletes slice by slice, and yields how many objects each time."""
+    loop = engine.manager.loop
+    async for rows in stored(loop, tier, namespace):
+        if rows and not await on(loop, tier.delete([key for key, _, _ in rows])):
+            raise Problem(502, "tier-failed", f"tier {tier.name!r} did not delete: see /tiers, and the log")
+        yield len(rows)

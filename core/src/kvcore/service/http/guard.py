@@ -1,0 +1,99 @@
+"""Who may ask what: the `Host` header, the token, the length of a body, the time of a request."""
+
+import asyncio
+import hmac
+import ipaddress
+from collections.abc import Collection
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvcore.service.http.problems import Problem
+
+MAX_BODY_BYTES = 64 << 10
+REQUEST_S = 75.0
+"""No request lasts longer, whatever its client or a storage does."""
+HOW = "set `server.http.token` (or KVCORE_SERVER__HTTP__TOKEN) to at least 16 characters and start the server again"
+
+
+class Guard:
+    """Around the whole application: refuses hosts that a browser may have been tricked into, and ends long requests.
+
+    Args:
+        hosts: names of this machine, beside `localhost` and IP addresses.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self._app = app
+        self._hosts = {"localhost", *(h.lower() for h in hosts)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            return
+        given = [v.decode("latin-1") for k, v in scope["headers"] if k == b"host"]
+        name = _name(given[0]) if len(given) == 1 else ""
+        if name not in self._hosts and not _is_ip(name):
+            text = (
+                f"this server does not go by {name!r}: use its IP address or localhost, or list it in server.http.hosts"
+            )
+            response = Problem(421, "wrong-host", text).response()
+            await response(scope, receive, send)
+            return
+        begun = False
+
+        async def note(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                await self._app(scope, receive, note)
+        except TimeoutError:
+            if begun:
+                raise
+            await Problem(504, "took-too-long", f"not done after {REQUEST_S:g} s").response()(scope, receive, send)
+
+
+def authorize(request: Request, token: str | None) -> None:
+    """Raise `Problem` unless the request carries the token."""
+    if token is None:
+        raise Problem(403, "no-token", f"this needs a token, and the server has none: {HOW}")
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    challenge = {"WWW-Authenticate": 'Bearer realm="kvcore"'}
+    if scheme.lower() != "bearer":
+        raise Problem(401, "token-missing", "send the header Authorization: Bearer TOKEN", headers=challenge)
+    if not hmac.compare_digest(given.strip().encode(), token.encode()):
+        raise Problem(401, "token-wrong", "the token is not that of `server.http.token`", headers=challenge)
+
+
+async def body(request: Request) -> bytes:
+    """The body of a request, within bounds. Raises `Problem`."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Problem(
+            415, "not-json", f"send JSON with the header Content-Type: application/json, not {kind or 'none'}"
+        )
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > MAX_BODY_BYTES:
+            text = f"a body has at most {MAX_BODY_BYTES} bytes"
+            raise Problem(413, "too-large", text, headers={"Connection": "close"})
+    return bytes(data)
+
+
+def _name(host: str) -> str:
+    """A `Host` header without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.rpartition(":")[0].lower() if host.count(":") == 1 else host.lower()
+
+
+def _is_ip(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,298 @@
+"""What goes over HTTP, typed: the source of `/openapi.json`. Sizes are bytes, times are UTC."""
+
+import time
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, RootModel, StringConstraints, model_validator
+
+Namespace = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]*$")]
+Status = Literal["ok", "degraded", "stuck"]
+TierName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")]
+MAX_PAGE = 1000
+MAX_DRAIN_S = 30.0
+
+
+def when(at_monotonic: float) -> datetime:
+    """A time of the monotonic clock as one of the calendar."""
+    return datetime.fromtimestamp(time.time() - (time.monotonic() - at_monotonic), UTC)
+
+
+class Model(BaseModel):
+    """Closed and immutable; its docstrings are the descriptions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+# -- health ------------------------------------------------------------------------------------------------------------
+
+
+class CheckModel(Model):
+    """One thing that is watched."""
+
+    name: str
+    """Such as `loop tiers`, `reaper` or `tier disk`."""
+    status: Status
+    """`degraded`: requests go on without it."""
+    since: datetime | None
+    """Since when it is not ok."""
+    detail: str
+    """What is the matter; empty when it is ok."""
+
+
+class HealthModel(Model):
+    """The worst of all checks, and each of them."""
+
+    status: Status
+    """503 for `stuck`, else 200."""
+    checks: list[CheckModel]
+
+
+# -- status ------------------------------------------------------------------------------------------------------------
+
+
+class L1Model(Model):
+    """Host memory."""
+
+    size: int
+    """Bytes of the arena."""
+    free: int
+    """Bytes that hold nothing."""
+    quarantined: int
+    """Bytes whose write lease ran out and whose writer has not answered."""
+    objects: int
+    """Objects that can be read."""
+    staging: int
+    """Objects that are being written."""
+    leases: int
+    """Leases held by engines and by what is written to tiers."""
+
+
+class UsageModel(Model):
+    """What a storage says that it holds."""
+
+    nbytes: int
+    objects: int
+    capacity: int | None
+    """Bytes it may hold, where it keeps to a limit."""
+    age_s: float
+    """Seconds since it said so."""
+
+
+class TierModel(Model):
+    """One tier."""
+
+    name: str
+    storage: str
+    """The storage plugin."""
+    serde: list[str]
+    """The serde plugins, in the order in which they encode."""
+    write: str
+    """`all`, `evicted` or `none`."""
+    promote: bool
+    state: Literal["open", "opening", "down", "stuck"]
+    """`down`: its circuit breaker leaves it alone; `stuck`: calls hang in it beyond their deadline."""
+    since: datetime | None
+    """Since when it is not open."""
+    cause: str
+    """Why it is not open."""
+    queue_objects: int
+    """Objects that wait to be written."""
+    queue_bytes: int
+    usage: UsageModel | None
+    """None where the storage cannot tell, or has not yet."""
+
+
+class SessionModel(Model):
+    """One client of the server."""
+
+    id: int
+    client: str
+    """The name that the engine gave itself."""
+    pid: int | None
+    """Its process, where known."""
+    since: datetime
+    """When it connected."""
+    spaces: int
+    """Models (and tenants) that it has registered."""
+    lookups: int
+    """Lookups that hold leases."""
+    plans: int
+    """Stores that are being copied."""
+
+
+class StatusModel(Model):
+    """The whole cache at one glance."""
+
+    version: str
+    name: str
+    pid: int
+    address: str
+    """Where engines connect; empty for a cache inside an engine."""
+    started: datetime
+    uptime_s: float
+    l1: L1Model
+    tiers: list[TierModel]
+    sessions: list[SessionModel]
+
+
+class NamespaceModel(Model):
+    """One namespace in L1."""
+
+    namespace: Namespace
+    model: str
+    """The model that was registered under it; empty for one that no engine has registered since the start."""
+    tenant: str
+    objects: int
+    nbytes: int
+    """Bytes of L1 that they take."""
+
+
+class NamespacesModel(Model):
+    """All namespaces that L1 knows."""
+
+    namespaces: list[NamespaceModel]
+
+
+# -- objects -----------------------------------------------------------------------------------------------------------
+
+
+class ObjectsQuery(Model):
+    """Which objects, and which page of them."""
+
+    tier: TierName = "l1"
+    """`l1` or a tier's name."""
+    namespace: Namespace | None = None
+    """Only these; hexadecimal."""
+    limit: int = Field(default=100, ge=1, le=MAX_PAGE)
+    """Most objects of a page. A page may hold fewer, even none, and still have a next."""
+    cursor: str | None = Field(default=None, max_length=64)
+    """`next` of the page before, with everything else as it was."""
+
+
+class ObjectModel(Model):
+    """One object."""
+
+    name: str
+    """Namespace, group and chunk hash: `NAMESPACE-GROUP-HASH`."""
+    nbytes: int
+    """In L1 the payload; in a tier as stored, header included."""
+    used: datetime | None = None
+    """When it was last stored or loaded, where the storage knows."""
+
+
+class ObjectsModel(Model):
+    """One page of a listing, in no particular order."""
+
+    tier: str
+    objects: list[ObjectModel]
+    next: str | None
+    """The next page's `cursor`, good for a minute and for once; None: this was the last."""
+
+
+class PlaceModel(Model):
+    """Where one object is."""
+
+    tier: str
+    nbytes: int | None
+    """In L1."""
+    readers: int | None
+    """In L1: leases on it."""
+
+
+class ObjectPlacesModel(Model):
+    """One object, wherever it is."""
+
+    name: str
+    namespace: Namespace
+    chunk_hash: Hex
+    group: int
+    places: list[PlaceModel]
+
+
+class ClearModel(Model):
+    """What to forget: exactly one of `namespace`, `tenant` and `all`."""
+
+    namespace: Namespace | None = None
+    """These objects; hexadecimal."""
+    tenant: str | None = Field(default=None, max_length=1024)
+    """Those of all models that this tenant has used since the start."""
+    all: Literal[True] | None = None
+    """Everything."""
+    tiers: bool | list[TierName] = False
+    """True: in all tiers, too, for every process that shares them. Or the names of some."""
+
+    @model_validator(mode="after")
+    def _one(self) -> "ClearModel":
+        given = [name for name in ("namespace", "tenant", "all") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of namespace, tenant and all, not {' and '.join(given) or 'none'}")
+        return self
+
+
+class ClearedModel(Model):
+    """What was forgotten."""
+
+    l1: int
+    """Objects in L1. What an engine reads just now stays."""
+    tiers: dict[str, int]
+    """Objects by tier."""
+    complete: bool
+    """False: the time was up, ask again to go on."""
+    problems: dict[str, str]
+    """By tier, why it was not, or not wholly, cleared."""
+
+
+# -- tiers -------------------------------------------------------------------------------------------------------------
+
+
+class TiersModel(Model):
+    """All tiers, in order of preference."""
+
+    tiers: list[TierModel]
+
+
+class NewTierQuery(Model):
+    """Where a new tier stands."""
+
+    before: TierName | None = None
+    """The tier that it stands before. Default: it is the last."""
+
+
+class NewTier(RootModel[dict[str, Any]]):
+    """A tier as it would stand in `l2` of the configuration: `{"storage": {"plugin": "disk", "path": "/cache"}}`."""
+
+
+class RemoveTierQuery(Model):
+    """How a tier is removed."""
+
+    drain_s: float = Field(default=10.0, ge=0, le=MAX_DRAIN_S)
+    """Seconds that it has to write what waits. What it has not written then stays in L1 only."""
+
+
+class RemovedTierModel(Model):
+    """A tier that is no more."""
+
+    name: str
+    dropped: int
+    """Objects that waited to be written, and were not."""
+
+
+class PluginModel(Model):
+    """One installed plugin."""
+
+    kind: str
+    name: str
+    distribution: str
+    version: str
+    module: str
+    builtin: bool
+    status: str
+    """`ready`, `blocked`, `clash` or `reserved`."""
+
+
+class PluginsModel(Model):
+    """What is installed, from metadata alone, as it was at the start."""
+
+    plugins: list[PluginModel]

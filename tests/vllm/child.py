@@ -10,7 +10,15 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-MODULES = ("scenarios_basic", "scenarios_faults", "scenarios_disk", "scenarios_stores", "scenarios_multimodal")
+MODULES = (
+    "scenarios_basic",
+    "scenarios_faults",
+    "scenarios_disk",
+    "scenarios_stores",
+    "scenarios_multimodal",
+    "scenarios_pd",
+    "scenarios_server",
+)
 
 
 def main() -> None:

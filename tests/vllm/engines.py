@@ -28,12 +28,18 @@ class Engine:
     """One engine. `extra` are kvcore's options; None runs vLLM without kvcore."""
 
     def __init__(
-        self, model: str, extra: dict[str, Any] | None, *, connector: str = "KVCoreConnector", **kwargs: Any
+        self,
+        model: str,
+        extra: dict[str, Any] | None,
+        *,
+        connector: str = "KVCoreConnector",
+        role: str = "kv_both",
+        **kwargs: Any,
     ) -> None:
         transfer = None
         if extra is not None:
             options = extra if connector != "KVCoreConnector" else {**OPTIONS, **extra}
-            transfer = {"kv_connector": connector, "kv_role": "kv_both", "kv_connector_extra_config": options}
+            transfer = {"kv_connector": connector, "kv_role": role, "kv_connector_extra_config": options}
         settings = {
             "dtype": "float32",
             "max_model_len": 2048,
@@ -45,6 +51,7 @@ class Engine:
             **kwargs,
         }
         self.llm = LLM(model=model, kv_transfer_config=transfer, **settings)
+        self.answered: list[dict[str, Any] | None] = []
 
     def run(
         self,
@@ -53,14 +60,18 @@ class Engine:
         *,
         salt: str | None = None,
         adapter: Path | None = None,
+        transfer: dict[str, Any] | None = None,
     ) -> tuple[list[Text], list[int]]:
-        """Greedy text and the number of cached tokens, per prompt."""
-        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=0)
+        """Greedy text and the number of cached tokens, per prompt. `transfer` is what a router would send along as
+        `kv_transfer_params`; what it would get back stands in `answered` afterwards."""
+        more = {"extra_args": {"kv_transfer_params": transfer}} if transfer is not None else {}
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=0, **more)
         given = [TokensPrompt(prompt_token_ids=p) if isinstance(p, list) else p for p in prompts]
         tokens = [TokensPrompt(**p, cache_salt=salt) if salt else p for p in given]
         lora = LoRARequest("adapter", 1, str(adapter)) if adapter else None
         outputs = self.llm.generate(tokens, params, use_tqdm=False, lora_request=lora)
         assert all(o.outputs[0].finish_reason == "length" for o in outputs), [o.outputs[0] for o in outputs]
+        self.answered = [o.kv_transfer_params for o in outputs]
         texts = [(list(o.outputs[0].token_ids), o.outputs[0].cumulative_logprob) for o in outputs]
         return texts, [o.num_cached_tokens for o in outputs]
 

@@ -17,6 +17,7 @@ from kvcore.api.errors import (
     LeaseError,
     PluginError,
     SerdeError,
+    ServiceError,
     StorageError,
     StorageUnavailable,
 )
@@ -83,6 +84,7 @@ __all__ = [
     "PluginError",
     "Serde",
     "SerdeError",
+    "ServiceError",
     "Size",
     "Storage",
     "StorageError",

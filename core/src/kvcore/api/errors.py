@@ -28,6 +28,10 @@ class LeaseError(KVCoreError):
     """A lease ended before it was used: what it guarded may be gone, and must be computed again."""
 
 
+class ServiceError(KVCoreError):
+    """The cache server cannot serve as it was asked to, or refuses a client."""
+
+
 class StorageError(KVCoreError):
     """A storage cannot serve this call at all; the core counts it against the tier and treats loads as misses.
 

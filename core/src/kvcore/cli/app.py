@@ -16,6 +16,7 @@ COMMANDS = {
     "plugins": ("kvcore.cli.plugins", "list, show and check plugins"),
     "config": ("kvcore.cli.config", "check a configuration, show its values and where they come from"),
     "doctor": ("kvcore.cli.doctor", "examine this machine, the plugins and every tier"),
+    "serve": ("kvcore.cli.serve", "serve one cache to all engines of this machine"),
     "bench": ("kvcore.cli.bench", "measure speed against this machine's limits"),
     "simulate": ("kvcore.cli.simulate", "replay a trace through eviction policies: hit rate against capacity"),
     "new-plugin": ("kvcore.cli.new_plugin", "write a plugin package that works and passes its own tests"),

@@ -6,21 +6,30 @@ Every method returns at once; none raises for a fault of the cache. Bytes are mo
 
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 from kvcore.api import LeaseError, ObjectEvent
 from kvcore.config import Config, load_config
 from kvcore.control import StorageManager
 from kvcore.engine import space as spaces
 from kvcore.engine.face import StorePlan
-from kvcore.engine.lookup import Lookup
+from kvcore.engine.lookup import Lookup, count_answer
 from kvcore.engine.presence import Presence
 from kvcore.engine.space import ModelSpec, Space
 from kvcore.l1 import L1Object, ObjectSpace, WriteLease
 from kvcore.observe import Metrics, Throttle, logger
 from kvcore.plugins import Registry, registry_from_env
 from kvcore.transfer.plan import Copy
+
+
+class Claim(NamedTuple):
+    """A plan without its copies: the objects to fill, per group. `id` is 0 when there are none."""
+
+    id: int
+    objects: list[list[L1Object]]
+    skipped: dict[str, int]
 
 
 class CacheEngine:
@@ -93,10 +102,18 @@ class CacheEngine:
 
     # -- loading -----------------------------------------------------------------------------------------------------
 
-    def lookup(self, space: Space, hashes: Sequence[bytes], first: int = 0) -> Lookup:
-        """See `Engine.lookup`."""
+    def lookup(
+        self, space: Space, hashes: Sequence[bytes], first: int = 0, on_answer: Callable[[], None] | None = None
+    ) -> Lookup:
+        """See `Engine.lookup`. `on_answer` is called once it is answered, from any thread, also from within."""
+
+        def answered(lookup: Lookup, seconds: float) -> None:
+            count_answer(self.metrics, lookup, seconds)
+            if on_answer is not None:
+                on_answer()
+
         tables = [self.object_space(space, g) for g in range(len(space.groups))]
-        lookup = Lookup(self.manager, space, tables, hashes, min(first, len(hashes)), self._answered)
+        lookup = Lookup(self.manager, space, tables, hashes, min(first, len(hashes)), answered)
         lookup.start()
         if self.manager.stores.selective:  # also what the engine holds itself: it is in use
             for table, layout in zip(tables, space.groups, strict=True):
@@ -142,16 +159,6 @@ class CacheEngine:
         """See `Engine.release`."""
         lookup.release()
 
-    def _answered(self, lookup: Lookup, seconds: float) -> None:
-        metrics = self.metrics
-        metrics.add("lookups")
-        metrics.add("lookup_chunks", sum(lookup.sources.values()) + sum(lookup.misses.values()))
-        metrics.observe("lookup_seconds", seconds)
-        for source, count in lookup.sources.items():
-            metrics.add("hit_chunks", count, source)
-        for reason, count in lookup.misses.items():
-            metrics.add("miss_chunks", count, reason)
-
     # -- storing -----------------------------------------------------------------------------------------------------
 
     def reserve(
@@ -162,35 +169,51 @@ class CacheEngine:
         last = min(last, len(hashes))
         if self.manager.closed or first >= last:
             return StorePlan(0, [], {}, self.arena)
-        generation, make = self.l1.arena.generation, Copy._make  # a generation cannot change while leased
-        copies: list[Copy] = []
-        leases: list[tuple[int, WriteLease]] = []
-        skipped: dict[str, int] = {}
+        wanted: list[dict[bytes, tuple[int, ...]]] = []
         for g in range(len(space.groups)):
             ids = block_ids[g][first * blocks : last * blocks]
             spans = [tuple(ids[at : at + blocks]) for at in range(0, (last - first) * blocks, blocks)]
             chosen = dict(zip(hashes[first:last], spans, strict=True))
             if len(ids) < (last - first) * blocks or min(ids) < 0:  # looked at once: the usual case has none
                 chosen = {h: span for h, span in chosen.items() if len(span) == blocks and min(span) >= 0}
-            lease, known, no_room = self.l1.reserve_write(self.object_space(space, g), list(chosen))
-            for reason, count in (("known", known), ("l1_full", no_room), ("no_block", last - first - len(chosen))):
+            wanted.append(chosen)
+        claim = self.claim(space, [list(w) for w in wanted], [hashes[first - 1] if first else b"", *hashes[first:last]])
+        no_block = sum(last - first - len(w) for w in wanted)
+        if no_block:
+            claim.skipped["no_block"] = no_block
+            self.metrics.add("store_skipped_chunks", no_block, "no_block")
+        generation, make = self.l1.arena.generation, Copy._make  # a generation cannot change while leased
+        copies = [
+            make((g, o.slot, generation(o.slot), 0, wanted[g][o.chunk_hash]))
+            for g, objects in enumerate(claim.objects)
+            for o in objects
+        ]
+        return StorePlan(claim.id, copies, claim.skipped, self.arena)
+
+    def claim(self, space: Space, wanted: Sequence[Sequence[bytes]], chain: Sequence[bytes]) -> Claim:
+        """Slots for the `wanted` hashes of each group. `chain`: the hash before the first of them, and they all."""
+        leases: list[tuple[int, WriteLease]] = []
+        claimed: list[list[L1Object]] = []
+        skipped: dict[str, int] = {}
+        for g, hashes in enumerate(wanted):
+            lease, known, no_room = self.l1.reserve_write(self.object_space(space, g), hashes)
+            for reason, count in (("known", known), ("l1_full", no_room)):
                 if count:
                     skipped[reason] = skipped.get(reason, 0) + count
+            claimed.append(lease.objects)
             if lease.objects:
                 leases.append((g, lease))
-                copies += [make((g, o.slot, generation(o.slot), 0, chosen[o.chunk_hash])) for o in lease.objects]
         for reason, count in skipped.items():
             self.metrics.add("store_skipped_chunks", count, reason)
         if not leases:
-            return StorePlan(0, [], skipped, self.arena)
-        plan_id = next(self._plan_ids)
+            return Claim(0, claimed, skipped)
         parents: dict[bytes, bytes] = {}
         if self.manager.hooks.listens("stored"):
-            chain = [hashes[first - 1] if first else b"", *hashes[first:last]]
             parents = dict(zip(chain[1:], chain, strict=False))
+        plan_id = next(self._plan_ids)
         with self._lock:
             self._plans[plan_id] = (space, leases, parents)
-        return StorePlan(plan_id, copies, skipped, self.arena)
+        return Claim(plan_id, claimed, skipped)
 
     def publish(self, plan_id: int, ok: bool = True) -> None:
         """See `Engine.publish`."""
@@ -213,6 +236,14 @@ class CacheEngine:
                 stores.published(published, space.groups[group])
         self.manager.spill.wake()
 
+    def disown(self, plan_id: int) -> None:
+        """The engine that has the plan is gone, but a copy may still be under way: the plan's keys are free again, its
+        slots only with `publish`, which then publishes nothing."""
+        with self._lock:
+            _, leases, _ = self._plans.get(plan_id, (None, [], {}))
+        for _, lease in leases:
+            self.l1.disown(lease)
+
     def prefilled(self, space: Space, tokens: int, seconds: float) -> None:
         """See `Engine.prefilled`."""
         self.manager.admission.prefilled(space.spec.computed_as, tokens, seconds)
@@ -230,9 +261,11 @@ class CacheEngine:
 
     def drain(self, timeout_s: float = 10.0) -> int:
         """See `Engine.drain`."""
-        if self.manager.closed:
-            return 0
-        return self.manager.loop.submit(self.manager.stores.drain(timeout_s)).result()
+        return 0 if self.manager.closed else self.draining(timeout_s).result()
+
+    def draining(self, timeout_s: float) -> "Future[int]":
+        """The same, without waiting."""
+        return self.manager.loop.submit(self.manager.stores.drain(timeout_s))
 
     @property
     def tiers(self) -> dict[str, str]:

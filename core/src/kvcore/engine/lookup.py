@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 from kvcore.control import Fetch, Step, StorageManager, Want
+from kvcore.engine.face import EngineLookup
 from kvcore.engine.space import Space
 from kvcore.l1 import L1Object, ObjectSpace, ReadLease
 from kvcore.l2 import Tier
-from kvcore.observe import logger
+from kvcore.observe import Metrics, logger
 
 _NOT_ASKED = "absent"
 SLACK_S = 1.0
@@ -94,6 +95,11 @@ class Lookup:
     def stats(self) -> dict[str, int]:
         """Where found chunks were: `l1` or a tier's name -> objects. Complete once `poll` has answered."""
         return dict(self.sources)
+
+    @property
+    def held(self) -> bool:
+        """Whether there are leases to release."""
+        return bool(self._leases)
 
     def renew(self) -> bool:
         """Start the leases' time again. False when one has ended: look up again."""
@@ -273,6 +279,17 @@ class Lookup:
         self._answered(self, time.perf_counter() - self._began)
         if self._done is not None:
             self._done.set()
+
+
+def count_answer(metrics: Metrics, lookup: EngineLookup, seconds: float) -> None:
+    """Count an answered lookup, which has taken so long."""
+    metrics.add("lookups")
+    metrics.add("lookup_chunks", sum(lookup.sources.values()) + sum(lookup.misses.values()))
+    metrics.observe("lookup_seconds", seconds)
+    for source, count in lookup.sources.items():
+        metrics.add("hit_chunks", count, source)
+    for reason, count in lookup.misses.items():
+        metrics.add("miss_chunks", count, reason)
 
 
 def _log_fault(task: "asyncio.Task[None]") -> None:

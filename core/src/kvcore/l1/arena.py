@@ -1,7 +1,8 @@
 """The arena: one range of anonymous shared memory that the owner cuts into slots and workers map.
 
 It is a memfd, so it has no name, is not bounded by the size of `/dev/shm`, and is gone with its last user, however
-that ended. A worker attaches through `/proc/<pid>/fd/<fd>`, which needs the same user and the same PID namespace.
+that ended. A worker attaches through `/proc/<pid>/fd/<fd>`, which needs the same user and the same PID namespace, or is
+handed the file by a server.
 
 The file holds a header page, a table of slot generations (8 bytes per page of payload) and, from a multiple of 2 MiB
 on, the payload.
@@ -11,6 +12,7 @@ import os
 import secrets
 import struct
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,10 @@ _STEP = 64 << 20
 
 
 class ArenaView:
-    """A mapped arena. `buffer` is the whole payload region, writable; slots are offsets into it."""
+    """A mapped arena. `buffer` is the whole payload region, writable; slots are offsets into it.
+
+    A descriptor's `header` is the token in the arena's header, where its `token` is another name of the arena.
+    """
 
     def __init__(self, fd: int, descriptor: dict[str, Any], *, fresh: bool) -> None:
         self.descriptor = descriptor
@@ -35,7 +40,7 @@ class ArenaView:
             whole, base = map_shared(fd, start + size)
         except OSError as error:
             raise ArenaError(f"cannot map the arena of {format_size(size)}: {error}") from error
-        header = (_MAGIC, bytes.fromhex(descriptor["token"]), start, size)
+        header = (_MAGIC, bytes.fromhex(descriptor.get("header", descriptor["token"])), start, size)
         if fresh:
             _HEADER.pack_into(whole, 0, *header)
         elif _HEADER.unpack_from(whole, 0) != header:
@@ -47,14 +52,7 @@ class ArenaView:
     @classmethod
     def attach(cls, descriptor: dict[str, Any]) -> "ArenaView":
         """Map the arena that `Arena.descriptor` describes, in this or another process. Raises `ArenaError`."""
-        path = f"/proc/{descriptor['pid']}/fd/{descriptor['fd']}"
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise ArenaError(
-                f"cannot attach the arena of process {descriptor['pid']} ({path}: {error.strerror}): workers must run "
-                "on the owner's machine, as its user and in its PID namespace"
-            ) from error
+        fd = open_arena(descriptor)
         try:
             return cls(fd, descriptor, fresh=False)
         finally:
@@ -64,11 +62,28 @@ class ArenaView:
         """A number that changes whenever the slot at this offset is freed. Compare it before and after a copy."""
         return int(self._generations[slot // ALIGN])
 
+    def generations(self, slots: Iterable[int]) -> list[int]:
+        """The generation of each slot."""
+        table = self._generations
+        return [table[slot // ALIGN] for slot in slots]
+
     def close(self) -> None:
         """Let go of the memory. Views handed out keep it mapped until they are gone."""
         for view in (self._generations, self.buffer):
             with suppress(BufferError):  # someone still looks through it; the mapping ends with them
                 view.release()
+
+
+def open_arena(descriptor: dict[str, Any]) -> int:
+    """A file descriptor of the arena of another process, through `/proc`. Raises `ArenaError`."""
+    path = f"/proc/{descriptor['pid']}/fd/{descriptor['fd']}"
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise ArenaError(
+            f"cannot attach the arena of process {descriptor['pid']} ({path}: {error.strerror}): workers must run "
+            "on the owner's machine, as its user and in its PID namespace"
+        ) from error
 
 
 class Arena(ArenaView):

@@ -35,6 +35,7 @@ METRICS: dict[str, Spec] = {
         "Chunks not found or not usable, by reason",
         {
             "reason": "`absent` (no tier has it), `evicted_from_tier` (gone between the question and the load), "
+            "`no_server` (it is away), `refused` (by the server, with a line in the log), "
             "`lookup_timeout`, `stalled` (the tiers did not run at all), `l1_full` (no room to load into), `tier_down` "
             "(circuit breaker open), `slow_tier` (the engine computes it sooner), `internal` (a bug, in the log), or how the load failed: see the outcomes of "
             "`kvcore_tier_operations_total`"
@@ -47,7 +48,7 @@ METRICS: dict[str, Spec] = {
         "Objects not stored in L1, by reason",
         {
             "reason": "`known` (resident, or on its way), `l1_full` (all else is in use), `no_block` (the engine no "
-            "longer holds it)"
+            "longer holds it), `no_server`, `refused`"
         },
     ),
     "evicted_objects": Spec("counter", "Objects evicted from L1"),
@@ -96,6 +97,21 @@ METRICS: dict[str, Spec] = {
     ),
     "l1_objects": Spec("gauge", "Objects resident in L1"),
     "leases": Spec("gauge", "Leases held"),
+    "sessions": Spec("gauge", "Of a server: engines connected to it"),
+    "refused_connections": Spec(
+        "counter",
+        "Of a server: connections it has refused, by reason",
+        {
+            "reason": "`protocol` (not our messages), `version` (another version's), `token`, `session` (a worker whose "
+            "engine is gone)"
+        },
+    ),
+    "server_up": Spec("gauge", "Of an engine that uses a server: 1 while it is connected, else 0"),
+    "server_lost": Spec(
+        "counter",
+        "Of an engine that uses a server: times the server was lost, by reason",
+        {"reason": "`closed` (it has ended), `timeout` (it did not answer in time), `protocol` (not our messages)"},
+    ),
 }
 
 

@@ -21,6 +21,16 @@ def open_engine(path: str | None = None, *, flags: Mapping[str, Any] | None = No
     """
     registry = registry_from_env()
     config = load_config(path, flags=dict(flags or {}), registry=registry)
-    if config.server is not None:
-        raise ConfigError("server: this release has no client for a server yet")
-    return CacheEngine.of(config, registry, name)
+    if config.server is None:
+        return CacheEngine.of(config, registry, name)
+    if len(config.server.url) > 1:
+        raise ConfigError("server: several servers are not supported yet: give one address")
+    from kvcore.service.autostart import Autostart
+    from kvcore.service.client import RemoteEngine
+
+    start = Autostart(config, flags or {}) if config.server.autostart else _nothing
+    return RemoteEngine(config, registry, name, start)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,347 @@
+"""The engine's side of a server: an `Engine` whose cache is in another process."""
+
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvcore import __version__
+from kvcore.api import LeaseError
+from kvcore.config import Config
+from kvcore.engine import ModelSpec, Space, StorePlan
+from kvcore.engine import space as spaces
+from kvcore.engine.lookup import count_answer
+from kvcore.observe import Metrics, Throttle
+from kvcore.plugins import Registry
+from kvcore.service import wire
+from kvcore.service.keeper import Keeper
+from kvcore.service.link import Link
+from kvcore.service.lookup import RemoteLookup
+from kvcore.transfer.plan import Copy
+
+
+class ServedSpace(Space):
+    """A `Space` that a server knows by `id`. `refused`: it has said that it cannot cache this model."""
+
+    id: int
+    refused: bool = False
+
+
+class RemoteEngine:
+    """An `Engine` behind a server. Thread-safe; without a server everything is a miss, at once.
+
+    Args:
+        config: with `server`, of one address.
+        registry: where the key generator comes from.
+        name: of this engine, for the server's log.
+        start: starts a server where none is, or does nothing.
+    """
+
+    def __init__(self, config: Config, registry: Registry, name: str, start: Callable[[], None]) -> None:
+        assert config.server is not None
+        self.config = config
+        self.name = name
+        self.metrics = Metrics()
+        self.metrics.set("server_up", 0)
+        self._server = config.server
+        (self._address,) = config.server.url
+        self._keys = registry.create("keys", config.keys)
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._spaces: dict[int, ServedSpace] = {}
+        self._waiting: dict[int, RemoteLookup] = {}
+        self._numbers: dict[int, int | None] = {}
+        self._plans: dict[int, tuple[Link, int, int]] = {}
+        self._link: Link | None = None
+        self._child = False
+        self._closed = False
+        self._log = Throttle()
+        token = config.server.token.get_secret_value() if config.server.token is not None else ""
+        hello = wire.Hello(wire.PROTOCOL, __version__, name[:200], os.getpid(), "" if self._address.path else token)
+        self._keeper = Keeper(self._address, hello, self._adopt, start)
+        _engines.add(self)
+
+    def register(self, spec: ModelSpec, tenant: str = "") -> ServedSpace:
+        """See `Engine.register`."""
+        spaces.check(spec)
+        chunk_tokens = spaces.resolve_chunk_tokens(spec, self.config.chunk_tokens, int(self.config.min_object_size))
+        space = ServedSpace(spec, self._keys, b"", chunk_tokens, self.descriptor, tenant)
+        space.id = next(self._ids)
+        with self._lock:
+            self._spaces[space.id] = space
+            if self._link is not None:
+                self._link.tell(self._registration(space))
+        return space
+
+    # -- loading -----------------------------------------------------------------------------------------------------
+
+    def lookup(self, space: Space, hashes: Sequence[bytes], first: int = 0) -> RemoteLookup:
+        """See `Engine.lookup`."""
+        assert isinstance(space, ServedSpace)
+        link = self._link
+        first = min(first, len(hashes))
+        wanted = hashes[first:] if first else hashes
+        lookup = RemoteLookup(space, first, len(wanted), next(self._ids), link, self._answered)
+        blob = b"".join(wanted)
+        size = len(wanted[0]) if wanted else 1
+        if link is None or space.refused or not wanted or len(blob) != size * len(wanted):
+            lookup.lose("refused" if link is not None else "no_server")
+            return lookup
+        self._waiting[lookup.id] = lookup
+        answer = link.ask(wire.Find(lookup.id, space.id, size, blob))
+        if isinstance(answer, wire.Found):
+            self._reply(answer)
+        elif not link.alive:
+            self._lost_lookup(lookup)
+        return lookup
+
+    def retrieve(self, lookup: RemoteLookup, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
+        """See `Engine.retrieve`."""
+        promised = lookup.answer
+        end = lookup.poll()
+        if end is None or end < (promised or 0):
+            raise LeaseError("the lookup's leases have ended")
+        if end <= lookup.first:
+            return []
+        blocks, first = lookup.space.chunk_blocks, lookup.first
+        make = Copy._make
+        copies = []
+        loaded = []
+        for g, (ids, found) in enumerate(zip(block_ids, lookup.groups, strict=True)):
+            indexes = wire.unpack_indexes(found.indexes) if found.indexes else range(end - first)
+            total = 0
+            for i, slot, generation in zip(
+                indexes, wire.unpack_slots(found.slots), wire.unpack_slots(found.generations), strict=True
+            ):
+                at = (first + i) * blocks
+                skip = max(0, first_block - at)
+                chosen = tuple(ids[at + skip : at + blocks]) if skip < blocks else ()
+                if chosen and (chosen[0] >= 0 or max(chosen) >= 0):
+                    copies.append(make((g, slot, generation, skip, chosen)))
+                    total += len(chosen)
+            loaded.append(total)
+        tokens = max(loaded) * lookup.space.spec.block_tokens  # a window holds only the last of them
+        if not lookup.use(tokens):
+            raise LeaseError("the lookup's leases have ended")
+        self.metrics.add("hit_tokens", tokens)
+        return copies
+
+    def renew(self, lookup: RemoteLookup) -> bool:
+        """See `Engine.renew`."""
+        return lookup.renew()
+
+    def release(self, lookup: RemoteLookup) -> None:
+        """See `Engine.release`."""
+        if lookup.released:
+            return
+        lookup.released = True
+        self._waiting.pop(lookup.id, None)
+        if lookup.link is not None and lookup.held:
+            lookup.link.tell(wire.Release(lookup.id))
+
+    # -- storing -----------------------------------------------------------------------------------------------------
+
+    def reserve(
+        self, space: Space, hashes: Sequence[bytes], first: int, last: int, block_ids: Sequence[Sequence[int]]
+    ) -> StorePlan:
+        """See `Engine.reserve`."""
+        assert isinstance(space, ServedSpace)
+        link, blocks = self._link, space.chunk_blocks
+        wanted = hashes[first : min(last, len(hashes))]
+        count = len(wanted)
+        spans = [_spans(ids[first * blocks : (first + count) * blocks], blocks, count) for ids in block_ids]
+        no_block = sum(span is None for group in spans for span in group)
+        skipped = {"no_block": no_block} if no_block else {}
+        size, blob = len(wanted[0]) if wanted else 1, b"".join(wanted)
+        asked = sum(map(len, spans)) - no_block
+        if link is None or space.refused or len(blob) != size * count:
+            if asked:
+                skipped["refused" if link is not None else "no_server"] = asked
+            return self._plan(0, [], skipped, "")
+        if not asked:
+            return self._plan(0, [], skipped, link.token)
+        chosen = tuple(
+            wire.pack_indexes([i for i, span in enumerate(group) if span is not None]) if None in group else b""
+            for group in spans
+        )
+        parent = hashes[first - 1] if first else b""
+        answer = link.ask(wire.Reserve(next(self._ids), space.id, size, blob, parent, chosen))
+        if not isinstance(answer, wire.Reserved) or not all(wire.whole(found, count) for found in answer.groups):
+            return self._plan(0, [], {**skipped, "no_server": asked}, "")
+        for reason, n in answer.skipped.items():
+            skipped[reason] = skipped.get(reason, 0) + n
+        copies = [
+            Copy(g, slot, generation, 0, span)
+            for g, found in enumerate(answer.groups)
+            for i, slot, generation in zip(
+                wire.unpack_indexes(found.indexes) if found.indexes else itertools.count(),
+                wire.unpack_slots(found.slots),
+                wire.unpack_slots(found.generations),
+                strict=False,
+            )
+            if (span := spans[g][i]) is not None
+        ]
+        plan_id = next(self._ids) if answer.plan else 0
+        if plan_id:
+            self._plans[plan_id] = (link, answer.plan, len(copies))
+        return self._plan(plan_id, copies, skipped, link.token)
+
+    def publish(self, plan_id: int, ok: bool = True) -> None:
+        """See `Engine.publish`."""
+        link, plan, count = self._plans.pop(plan_id, (None, 0, 0))
+        if link is not None and link.tell(wire.Publish(plan, ok)) and ok:
+            self.metrics.add("stored_chunks", count)
+
+    def prefilled(self, space: Space, tokens: int, seconds: float) -> None:
+        """See `Engine.prefilled`."""
+        assert isinstance(space, ServedSpace)
+        if self._link is not None:
+            self._link.tell(wire.Prefilled(space.id, tokens, seconds))
+
+    # -- the rest ----------------------------------------------------------------------------------------------------
+
+    def descriptor(self) -> dict[str, Any] | None:
+        """See `Engine.descriptor`."""
+        link = self._link
+        if link is None:
+            return None
+        arena = link.welcome.arena
+        return {
+            **arena,
+            "header": arena["token"],
+            "token": link.token,
+            "server": self._address.path or ("127.0.0.1", self._address.port),
+            "timeout": self._server.timeout,
+        }
+
+    def clear(self, space: Space) -> int:
+        """See `Engine.clear`."""
+        assert isinstance(space, ServedSpace)
+        link = self._link
+        answer = link.ask(wire.Clear(next(self._ids), space.id)) if link is not None else None
+        return answer.value if isinstance(answer, wire.Number) else 0
+
+    def drain(self, timeout_s: float = 10.0) -> int:
+        """See `Engine.drain`. Without a server nothing waits."""
+        link, number = self._link, next(self._ids)
+        if link is None:
+            return 0
+        self._numbers[number] = None
+        try:
+            if link.tell(wire.Drain(number, timeout_s)):
+                link.wait(lambda: self._numbers[number] is not None, timeout_s + link.timeout_s)
+            return self._numbers[number] or 0
+        finally:
+            del self._numbers[number]
+
+    @property
+    def tiers(self) -> dict[str, str]:
+        """See `Engine.tiers`. Without a server, those of the configuration."""
+        link = self._link
+        return dict(link.welcome.tiers) if link is not None else {t.name: t.storage.plugin for t in self.config.l2}
+
+    def stats(self) -> dict[str, float]:
+        """See `Engine.stats`. What the server counts, for all its engines, are its own metrics."""
+        return self.metrics.values()
+
+    def metrics_text(self) -> str:
+        """See `Engine.metrics_text`."""
+        return self.metrics.text()
+
+    def close(self) -> None:
+        """Leave the server. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._keeper.close()
+
+    # -- the link ----------------------------------------------------------------------------------------------------
+
+    def _adopt(self, made: Any, welcome: wire.Welcome) -> Link:
+        link = Link(made, welcome, self._server.timeout, self._reply, self._lost)
+        with self._lock:
+            for space in self._spaces.values():
+                space.refused = False
+                link.tell(self._registration(space))
+            if link.alive:
+                self._link = link
+                self.metrics.set("server_up", 1)
+        return link
+
+    def _registration(self, space: ServedSpace) -> wire.Register:
+        config = self.config
+        return wire.Register(space.id, space.spec, space.tenant, space.chunk_tokens, self._keys.scheme, config.salt)
+
+    def _reply(self, reply: Any) -> None:
+        if isinstance(reply, wire.Found):
+            lookup = self._waiting.pop(reply.id, None)
+            if lookup is not None:
+                lookup.found(reply)
+        elif isinstance(reply, wire.Registered):
+            if (space := self._spaces.get(reply.id)) is not None:
+                space.namespace, space.refused = reply.namespace, bool(reply.refused)
+            if reply.refused:
+                self._log.warning("registered", f"the server cannot cache this model: {reply.refused}")
+        elif isinstance(reply, wire.Number) and reply.id in self._numbers:
+            self._numbers[reply.id] = reply.value
+
+    def _lost(self, link: Link, reason: str) -> None:
+        if self._link is link:
+            self._link = None
+        self.metrics.set("server_up", 0)
+        if not self._closed:
+            self.metrics.add("server_lost", 1, reason)
+            text = (
+                f"the server at {self._address} is gone ({reason}): this engine runs without a cache until it is back"
+            )
+            self._log.warning("lost", text)
+        for lookup in list(self._waiting.values()):
+            if lookup.link is link:
+                self._lost_lookup(lookup)
+        for plan_id, (of, _, _) in list(self._plans.items()):
+            if of is link:
+                self._plans.pop(plan_id, None)
+
+    def _lost_lookup(self, lookup: RemoteLookup) -> None:
+        if self._waiting.pop(lookup.id, None) is not None:
+            lookup.lose("no_server")
+
+    def _answered(self, lookup: RemoteLookup, seconds: float) -> None:
+        if not self._child:
+            count_answer(self.metrics, lookup, seconds)
+
+    def _plan(self, plan_id: int, copies: list[Copy], skipped: dict[str, int], arena: str) -> StorePlan:
+        for reason, count in skipped.items() if not self._child else ():
+            self.metrics.add("store_skipped_chunks", count, reason)
+        return StorePlan(plan_id, copies, skipped, arena)
+
+    def _forked(self) -> None:
+        """In a child everything is a miss, and nothing is counted: another thread may have held a lock."""
+        self._closed = self._child = True
+        self._lock = threading.Lock()
+        link, self._link = self._link, None
+        if link is not None:
+            link.forked()
+        for lookup in list(self._waiting.values()):
+            self._lost_lookup(lookup)
+
+
+def _spans(ids: Sequence[int], blocks: int, count: int) -> list[tuple[int, ...] | None]:
+    """The block ids of each chunk, or None for one that has not all of them."""
+    spans: list[tuple[int, ...] | None] = [tuple(ids[at : at + blocks]) for at in range(0, count * blocks, blocks)]
+    if count and (len(ids) < count * blocks or min(ids) < 0):
+        return [span if span and len(span) == blocks and min(span) >= 0 else None for span in spans]
+    return spans
+
+
+_engines: "weakref.WeakSet[RemoteEngine]" = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for engine in list(_engines):
+        engine._forked()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,269 @@
+"""The server: one thread that serves all clients of a `CacheEngine`.
+
+No byte of KV passes through it: clients are answered with plans, and their workers map the arena. Every request is
+answered at once, and nothing is done while nobody asks.
+"""
+
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from hmac import compare_digest
+from select import EPOLLIN, EPOLLOUT, epoll
+from typing import Any
+
+from kvcore import __version__
+from kvcore.engine import CacheEngine
+from kvcore.observe import Throttle, logger
+from kvcore.service import wire
+from kvcore.service.address import Listener
+from kvcore.service.connection import Connection
+from kvcore.service.session import Session
+
+GREETING_S = 10.0
+"""How long a connection may take to say who it is."""
+STALLED_S = 0.5
+"""How often lookups that tiers are asked for are looked after."""
+NO_ROOM_S = 0.5
+"""How long nobody is accepted after the process has run out of files."""
+MAX_CONNECTIONS = 4096
+
+
+class Server:
+    """Serves `engine`, in the thread that calls `run`. Engine and listeners stay their owner's to close.
+
+    Args:
+        token: what who connects over TCP must know.
+    """
+
+    def __init__(self, engine: CacheEngine, listeners: Sequence[Listener], token: str | None = None) -> None:
+        self.engine = engine
+        self.addresses = tuple(listener.address for listener in listeners)
+        self._token = token or ""
+        self._epoll = epoll()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake, EPOLLIN)
+        self._handlers: dict[int, Callable[[int], None]] = {self._wake: self._woken}
+        self._sessions: dict[str, Session] = {}
+        self._connections: set[Connection] = set()
+        self._strangers: dict[Connection, float] = {}
+        self._searching: set[Session] = set()
+        self._later: deque[tuple[Connection, Callable[[], None]]] = deque()
+        self._stopping = False
+        self._accept_again: float | None = None
+        self._log = Throttle()
+        self._listeners = tuple(listeners)
+        for listener in self._listeners:
+            fd = listener.socket.fileno()
+            self._epoll.register(fd, EPOLLIN)
+            self._handlers[fd] = partial(self._accept, listener)
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        while not self._stopping:
+            for fd, events in self._epoll.poll(self._timeout()):
+                handler = self._handlers.get(fd)  # one before it may have closed this one
+                if handler is not None:
+                    handler(events)
+            while self._later:
+                connection, call = self._later.popleft()
+                self._guarded(connection, call)
+            if self._strangers or self._searching or self._accept_again is not None:
+                self._tick(time.monotonic())
+
+    def stop(self) -> None:
+        """End `run`. From any thread, and from a signal's handler."""
+        self._stopping = True
+        with suppress(OSError):  # closed
+            os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """Accept nobody any more, and let all clients go. After `run`. Idempotent."""
+        if self._epoll.closed:
+            return
+        for listener in self._listeners:
+            listener.stop()
+        for connection in list(self._connections):
+            connection.close()
+        self._epoll.close()
+        os.close(self._wake)
+
+    def status(self) -> dict[str, Any]:
+        """Who is connected, as plain values. From any thread."""
+        return {
+            "version": __version__,
+            "protocol": wire.PROTOCOL,
+            "addresses": [str(a) for a in self.addresses],
+            "sessions": [s.status() for s in list(self._sessions.values())],
+        }
+
+    # -- connections -------------------------------------------------------------------------------------------------
+
+    def _accept(self, listener: Listener, events: int) -> None:
+        try:
+            made, _ = listener.socket.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:  # out of files: without a pause this would spin
+            self._log.warning("accept", f"a client cannot be accepted: {error.strerror}")
+            self._pause(True)
+            return
+        if len(self._connections) >= MAX_CONNECTIONS:
+            self._log.warning("accept", f"a client is turned away: there are {MAX_CONNECTIONS} connections")
+            made.close()
+            return
+        local = made.family == socket.AF_UNIX
+        if not local:
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(made, self._epoll)
+        self._connections.add(connection)
+        self._strangers[connection] = time.monotonic() + GREETING_S
+        connection.on_message = partial(self._greet, connection, local)
+        connection.on_close = partial(self._closed, connection)
+        self._handlers[connection.fd] = partial(self._serve, connection)
+
+    def _serve(self, connection: Connection, events: int) -> None:
+        if events & EPOLLOUT:
+            self._guarded(connection, connection.flush)
+        if events & ~EPOLLOUT:
+            self._guarded(connection, connection.read)
+
+    def _guarded(self, connection: Connection, call: Callable[[], None]) -> None:
+        """What one client does costs it its connection, and nobody else anything."""
+        try:
+            call()
+        except (EOFError, OSError) as error:
+            if not isinstance(error, EOFError | ConnectionError):
+                self._log.warning("connection", f"a client's connection failed: {error}")
+            connection.close()
+        except wire.ProtocolError as error:
+            self._log.warning("protocol", f"a connection is closed: it has sent {error}")
+            self.engine.metrics.add("refused_connections", 1, "protocol")
+            connection.close()
+        except Exception:
+            logger.exception("a client's request failed; its connection is closed")
+            connection.close()
+
+    def _closed(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._strangers.pop(connection, None)
+        self._handlers.pop(connection.fd, None)
+
+    # -- who it is ---------------------------------------------------------------------------------------------------
+
+    def _greet(self, connection: Connection, local: bool, body: memoryview) -> None:
+        preamble = wire.decode_preamble(body)
+        if preamble.protocol != wire.PROTOCOL:
+            self._refuse(
+                connection,
+                "version",
+                f"this server is kvcore {__version__} (protocol {wire.PROTOCOL}), the client is kvcore "
+                f"{preamble.version[:40]} (protocol {preamble.protocol}): install the same version on both sides",
+            )
+            return
+        greeting = wire.decode_greeting(body)
+        if isinstance(greeting, wire.Attach):
+            self._greet_worker(connection, local, greeting)
+        elif not local and not (self._token and compare_digest(greeting.token.encode(), self._token.encode())):
+            self._refuse(connection, "token", "the token is wrong: set the same `server.token` on both sides")
+        else:
+            self._greet_client(connection, greeting)
+
+    def _greet_client(self, connection: Connection, hello: wire.Hello) -> None:
+        session = Session(self.engine, connection, hello, partial(self._call_later, connection), self._searching.add)
+        self._sessions[session.token] = session
+        del self._strangers[connection]
+        connection.frames.limit = wire.MAX_FRAME
+        connection.on_message = session.handle
+        connection.on_close = partial(self._session_closed, connection, session)
+        config = self.engine.manager.config
+        descriptor = self.engine.descriptor()
+        assert descriptor is not None
+        connection.send(
+            wire.Welcome(
+                wire.PROTOCOL,
+                __version__,
+                session.token,
+                descriptor,
+                config.l1.lease,
+                config.lookup_timeout,
+                self.engine.tiers,
+            )
+        )
+        self.engine.metrics.set("sessions", len(self._sessions))
+        logger.info("%s (process %d) is connected", session.name or "a client", session.pid)
+
+    def _session_closed(self, connection: Connection, session: Session) -> None:
+        self._closed(connection)
+        self._sessions.pop(session.token, None)
+        session.end()
+        self.engine.metrics.set("sessions", len(self._sessions))
+        logger.info("%s (process %d) is gone", session.name or "a client", session.pid)
+
+    def _greet_worker(self, connection: Connection, local: bool, attach: wire.Attach) -> None:
+        session = self._sessions.get(attach.session)
+        if session is None:
+            self._refuse(connection, "session", "its engine's session has ended")
+            return
+        del self._strangers[connection]
+        session.workers.add(connection)
+        connection.on_message = _chatter
+        connection.on_close = partial(self._worker_closed, connection, session)
+        if local:
+            descriptor = self.engine.descriptor()
+            assert descriptor is not None
+            connection.send_file(wire.Attached(), descriptor["fd"])
+        else:
+            connection.send(wire.Attached())
+
+    def _worker_closed(self, connection: Connection, session: Session) -> None:
+        self._closed(connection)
+        session.workers.discard(connection)
+        session.settle()
+
+    def _refuse(self, connection: Connection, kind: str, reason: str) -> None:
+        self._log.warning(f"refused {kind}", f"a client is refused: {reason}")
+        self.engine.metrics.add("refused_connections", 1, kind)
+        connection.send(wire.Refused(wire.PROTOCOL, __version__, reason))
+        raise EOFError
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def _call_later(self, connection: Connection, call: Callable[[], None]) -> None:
+        self._later.append((connection, call))
+        with suppress(OSError):  # closed
+            os.eventfd_write(self._wake, 1)
+
+    def _woken(self, events: int) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+
+    def _timeout(self) -> float:
+        """Seconds until there is something to do unasked; -1 for ever."""
+        due = [t for t in (next(iter(self._strangers.values()), None), self._accept_again) if t is not None]
+        seconds = [max(0.0, min(due) - time.monotonic())] if due else []
+        if self._searching:
+            seconds.append(STALLED_S)
+        return min(seconds, default=-1)
+
+    def _tick(self, now: float) -> None:
+        while self._strangers and next(iter(self._strangers.values())) <= now:
+            next(iter(self._strangers)).close()
+        if self._accept_again is not None and self._accept_again <= now:
+            self._pause(False)
+        for session in list(self._searching):
+            session.give_up()
+            if not session.waiting:
+                self._searching.discard(session)
+
+    def _pause(self, pause: bool) -> None:
+        self._accept_again = time.monotonic() + NO_ROOM_S if pause else None
+        for listener in self._listeners:
+            self._epoll.modify(listener.socket.fileno(), 0 if pause else EPOLLIN)
+
+
+def _chatter(body: memoryview) -> None:
+    raise wire.ProtocolError("a message from a worker, which has nothing more to say")

@@ -1,0 +1,248 @@
+"""One client's session: its spaces, lookups and plans, for as long as its connection lasts. All of it on the server's
+thread, where every call of the engine returns at once.
+
+When the client is gone, its leases end. What it had reserved is disowned: its keys are free at once, its slots when
+none of its workers has the arena mapped any more. Each session has an arena token of its own, so that a worker which
+attaches too late is refused, and nothing that an earlier session planned is ever copied.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from kvcore.api import KVCoreError
+from kvcore.engine import CacheEngine, Lookup, Space
+from kvcore.engine import space as spaces
+from kvcore.l1 import L1Object
+from kvcore.service import wire
+from kvcore.service.connection import Connection
+
+MAX_SPACES = 65536
+MAX_LOOKUPS = 65536
+"""What a client may hold at once, far beyond what an engine does."""
+
+Later = Callable[[Callable[[], None]], None]
+"""Has something called on the server's thread, from any thread."""
+
+
+class Session:
+    """See above.
+
+    Args:
+        engine: the cache.
+        connection: to the client.
+        hello: its first message.
+        searching: told when lookups begin to wait for tiers.
+    """
+
+    def __init__(
+        self,
+        engine: CacheEngine,
+        connection: Connection,
+        hello: wire.Hello,
+        later: Later,
+        searching: "Callable[[Session], None]",
+    ) -> None:
+        self.token = secrets.token_hex(16)
+        self.name = hello.name
+        self.pid = hello.pid
+        self.began = time.time()
+        self.ended = False
+        self.workers: set[Connection] = set()
+        self.waiting: dict[int, Lookup] = {}
+        """Lookups that tiers are asked for, oldest first."""
+        self._engine = engine
+        self._connection = connection
+        self._later = later
+        self._searching = searching
+        self._thread = threading.get_ident()
+        self._spaces: dict[int, Space] = {}
+        self._lookups: dict[int, Lookup] = {}
+        self._plans: dict[int, None] = {}
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            wire.Find: self._find,
+            wire.Hold: self._hold,
+            wire.Use: self._use,
+            wire.Release: self._release,
+            wire.Reserve: self._reserve,
+            wire.Publish: self._publish,
+            wire.Prefilled: self._prefilled,
+            wire.Register: self._register,
+            wire.Clear: self._clear,
+            wire.Drain: self._drain,
+            wire.Ping: self._ping,
+        }
+
+    def handle(self, body: memoryview) -> None:
+        """One message. Raises `ProtocolError` when it is none, or about what does not exist."""
+        message = wire.decode_request(body)
+        self._handlers[type(message)](message)
+
+    def end(self) -> None:
+        """The client is gone."""
+        self.ended = True
+        for lookup in self._lookups.values():
+            self._engine.release(lookup)
+        self._lookups.clear()
+        self.waiting.clear()
+        for plan in self._plans:
+            self._engine.disown(plan)
+        self.settle()
+
+    def settle(self) -> None:
+        """Give back the slots of a client that is gone, once nobody can write into them."""
+        if self.ended and not self.workers:
+            for plan in self._plans:
+                self._engine.publish(plan, False)
+            self._plans.clear()
+
+    def give_up(self) -> None:
+        """Answer the lookups that have waited for too long, because something holds the tiers' loop."""
+        for number, lookup in list(self.waiting.items()):
+            if lookup.poll() is not None:
+                self._answer(number)
+
+    def status(self) -> dict[str, Any]:
+        """Plain values, for people."""
+        return {
+            "name": self.name,
+            "pid": self.pid,
+            "since": self.began,
+            "spaces": len(self._spaces),
+            "lookups": len(self._lookups),
+            "plans": len(self._plans),
+            "workers": len(self.workers),
+        }
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    def _register(self, message: wire.Register) -> None:
+        if len(self._spaces) >= MAX_SPACES:
+            raise wire.ProtocolError(f"more than {MAX_SPACES} spaces")
+        try:
+            spaces.check(message.spec)
+            space = self._engine.admit(
+                message.spec, message.tenant, message.chunk_tokens, message.key_scheme, message.salt
+            )
+        except (KVCoreError, ValueError) as error:
+            self._connection.send(wire.Registered(message.id, b"", str(error)))
+            return
+        self._spaces[message.id] = space
+        self._connection.send(wire.Registered(message.id, space.namespace))
+
+    def _find(self, message: wire.Find) -> None:
+        number = message.id
+        hashes = wire.split_hashes(message.hashes, message.hash_bytes)
+        space = self._spaces.get(message.space)
+        if space is None:  # refused at its registration
+            self._connection.send(wire.Found(number, 0, False, {}, {"refused": len(hashes)}, []))
+            return
+        if number in self._lookups or len(self._lookups) >= MAX_LOOKUPS:
+            raise wire.ProtocolError(f"lookup {number} is one too many")
+        lookup = self._engine.lookup(space, hashes, on_answer=partial(self._answered, number))
+        self._lookups[number] = lookup
+        self.waiting[number] = lookup
+        if lookup.answer is None:
+            self._searching(self)
+            self._connection.send(wire.Searching(number))
+        else:
+            self._answer(number)
+
+    def _answered(self, number: int) -> None:
+        """From any thread; on the server's, whoever asks sees it."""
+        if threading.get_ident() != self._thread:
+            self._later(partial(self._answer, number))
+
+    def _answer(self, number: int) -> None:
+        lookup = self.waiting.pop(number, None)
+        if lookup is None or lookup.answer is None:
+            return  # answered at once, or released since
+        chunks = lookup.answer
+        if not lookup.held:
+            del self._lookups[number]
+        groups = [_slots(self._engine, found, chunks) for found in lookup.objects] if chunks else []
+        self._connection.send(wire.Found(number, chunks, lookup.held, lookup.sources, lookup.misses, groups))
+
+    def _hold(self, message: wire.Hold) -> None:
+        lookup = self._lookups.get(message.lookup)
+        if lookup is not None:
+            self._engine.renew(lookup)
+
+    def _use(self, message: wire.Use) -> None:
+        lookup = self._lookups.get(message.lookup)
+        if lookup is not None and self._engine.renew(lookup):
+            lookup.keep()
+            self._engine.metrics.add("hit_tokens", message.tokens)
+
+    def _release(self, message: wire.Release) -> None:
+        self.waiting.pop(message.lookup, None)
+        lookup = self._lookups.pop(message.lookup, None)
+        if lookup is not None:
+            self._engine.release(lookup)
+
+    def _reserve(self, message: wire.Reserve) -> None:
+        hashes = wire.split_hashes(message.hashes, message.hash_bytes)
+        space = self._spaces.get(message.space)
+        if space is None:
+            self._connection.send(wire.Reserved(message.id, 0, {"refused": len(hashes)}, []))
+            return
+        if len(message.chosen) != len(space.groups):
+            raise wire.ProtocolError(f"{len(message.chosen)} groups of a space that has {len(space.groups)}")
+        wanted = []
+        for packed in message.chosen:
+            indexes = wire.unpack_indexes(packed)
+            if indexes and max(indexes) >= len(hashes):
+                raise wire.ProtocolError("an index beyond the hashes")
+            wanted.append([hashes[i] for i in indexes] if indexes else hashes)
+        claim = self._engine.claim(space, wanted, [message.parent, *hashes])
+        if claim.id:
+            self._plans[claim.id] = None
+        places = {h: i for i, h in enumerate(hashes)}
+        groups = []
+        for objects in claim.objects:
+            whole = len(objects) == len(hashes)
+            indexes = b"" if whole else wire.pack_indexes([places[o.chunk_hash] for o in objects])
+            groups.append(_packed(self._engine, indexes, [o.slot for o in objects]))
+        self._connection.send(wire.Reserved(message.id, claim.id, claim.skipped, groups if claim.id else []))
+
+    def _publish(self, message: wire.Publish) -> None:
+        if message.plan in self._plans:
+            del self._plans[message.plan]
+            self._engine.publish(message.plan, message.ok)
+
+    def _prefilled(self, message: wire.Prefilled) -> None:
+        space = self._spaces.get(message.space)
+        if space is not None:
+            self._engine.prefilled(space, message.tokens, message.seconds)
+
+    def _clear(self, message: wire.Clear) -> None:
+        space = self._spaces.get(message.space)
+        self._connection.send(wire.Number(message.id, self._engine.clear(space) if space is not None else 0))
+
+    def _drain(self, message: wire.Drain) -> None:
+        def done(left: int) -> None:
+            if not self.ended:
+                self._connection.send(wire.Number(message.id, left))
+
+        waiting = self._engine.draining(message.timeout_s)
+        waiting.add_done_callback(
+            lambda f: self._later(partial(done, 0 if f.cancelled() or f.exception() else f.result()))
+        )
+
+    def _ping(self, message: wire.Ping) -> None:
+        self._connection.send(wire.Number(message.id, 0))
+
+
+def _slots(engine: CacheEngine, found: Mapping[int, L1Object], chunks: int) -> wire.Slots:
+    """Where the objects of one group are that a lookup of so many chunks can use."""
+    whole = len(found) == chunks and max(found) < chunks
+    indexes = range(chunks) if whole else sorted(i for i in found if i < chunks)
+    slots = [found[i].slot for i in indexes]
+    return _packed(engine, b"" if len(slots) == chunks else wire.pack_indexes(indexes), slots)
+
+
+def _packed(engine: CacheEngine, indexes: bytes, slots: list[int]) -> wire.Slots:
+    return wire.Slots(indexes, wire.pack_slots(slots), wire.pack_slots(engine.l1.arena.generations(slots)))

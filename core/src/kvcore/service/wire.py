@@ -1,0 +1,351 @@
+"""What clients and the server say to each other, and how it is framed.
+
+A connection carries frames: a length of four bytes, little endian, and so many bytes of msgpack, at most `MAX_FRAME`.
+The first message of each side is a mapping whose fields `protocol` and `version` never change; all others are arrays
+that begin with their tag. Nothing is pickled, and a message of another shape ends its connection.
+
+Hashes travel as one range of bytes, `hash_bytes` each; slots, generations and indexes as packed arrays.
+"""
+
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from kvcore.engine import ModelSpec
+from kvcore.engine.attach import LENGTH, PROTOCOL, Attach, Attached, Refused
+
+__all__ = ["LENGTH", "PROTOCOL", "Attach", "Attached", "Refused"]
+
+MAX_FRAME = 8 << 20
+"""Bytes of the longest message: a lookup of 100,000 chunks has half as many."""
+MAX_GREETING = 4096
+"""Bytes of the longest first message."""
+MAX_WELCOME = 64 << 10
+"""Bytes of the server's answer to it."""
+MAX_GROUPS = 64
+
+T = TypeVar("T")
+Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+Name = Annotated[str, msgspec.Meta(max_length=4096)]
+HashBytes = Annotated[int, msgspec.Meta(ge=1, le=64)]
+Packed = Annotated[bytes, msgspec.Meta(max_length=MAX_FRAME)]
+
+
+class ProtocolError(Exception):
+    """The other side does not keep to the protocol: its connection is closed."""
+
+
+# -- first messages ----------------------------------------------------------------------------------------------------
+
+
+class Preamble(msgspec.Struct, frozen=True):
+    """What the first message of every version holds."""
+
+    protocol: int
+    version: str
+
+
+class Hello(msgspec.Struct, tag="hello", tag_field="kind", frozen=True):
+    """A client's first message. `name` and `pid` are for people."""
+
+    protocol: int
+    version: str
+    name: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    pid: int = 0
+    token: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+
+
+class Welcome(msgspec.Struct, tag="welcome", tag_field="kind", frozen=True):
+    """The server's answer. `session` names this connection's epoch, and who knows it may attach workers to it.
+
+    Args:
+        arena: the descriptor of the server's arena. lease_s: how long leases last. lookup_timeout_s: the longest time
+            to a lookup's answer. tiers: name -> plugin.
+    """
+
+    protocol: int
+    version: str
+    session: str
+    arena: dict[str, int | str]
+    lease_s: float
+    lookup_timeout_s: float
+    tiers: dict[str, str]
+
+
+# -- from a client -----------------------------------------------------------------------------------------------------
+
+
+class Request(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Base of what a client says after the first message. Each `id` is the client's to choose, once."""
+
+
+class Register(Request, tag="register"):
+    """A model's space, called `id` from here on. Answered by `Registered`."""
+
+    id: Id
+    spec: ModelSpec
+    tenant: Name
+    chunk_tokens: Annotated[int, msgspec.Meta(gt=0, le=1 << 24)]
+    key_scheme: Name
+    salt: Name
+
+
+class Find(Request, tag="find"):
+    """A lookup. Answered by `Found`, at once or, after `Searching`, when tiers have been asked."""
+
+    id: Id
+    space: Id
+    hash_bytes: HashBytes
+    hashes: Packed
+
+
+class Hold(Request, tag="hold"):
+    """Start the time of a lookup's leases again. No answer."""
+
+    lookup: Id
+
+
+class Use(Request, tag="use"):
+    """The same; and what was loaded for this lookup stays, because so many tokens of it are being read. No answer."""
+
+    lookup: Id
+    tokens: Id
+
+
+class Release(Request, tag="release"):
+    """End a lookup's leases. No answer."""
+
+    lookup: Id
+
+
+class Reserve(Request, tag="reserve"):
+    """Slots to write. Answered by `Reserved`.
+
+    Args:
+        parent: hash of the chunk before, if any. chosen: per group the indexes of the wanted hashes, packed; empty for
+            all of them. A group that wants none is not in `groups`.
+    """
+
+    id: Id
+    space: Id
+    hash_bytes: HashBytes
+    hashes: Packed
+    parent: Annotated[bytes, msgspec.Meta(max_length=64)]
+    chosen: Annotated[tuple[Packed, ...], msgspec.Meta(max_length=MAX_GROUPS)]
+
+
+class Publish(Request, tag="publish"):
+    """The copies of a plan have ended, well or not. No answer."""
+
+    plan: Id
+    ok: bool
+
+
+class Prefilled(Request, tag="prefilled"):
+    """So many tokens of prompts were computed in so long. No answer."""
+
+    space: Id
+    tokens: Id
+    seconds: float
+
+
+class Clear(Request, tag="clear"):
+    """Forget a space's objects in L1. Answered by `Number`."""
+
+    id: Id
+    space: Id
+
+
+class Drain(Request, tag="drain"):
+    """Wait until the tiers have taken what waits. Answered by `Number`, by then."""
+
+    id: Id
+    timeout_s: Annotated[float, msgspec.Meta(ge=0, le=86400)]
+
+
+class Ping(Request, tag="ping"):
+    """Are you there? Answered by `Number`."""
+
+    id: Id
+
+
+# -- from the server ---------------------------------------------------------------------------------------------------
+
+
+class Reply(msgspec.Struct, array_like=True, gc=False):
+    """Base of what the server says after the first message. `id`: of what is answered."""
+
+
+class Slots(msgspec.Struct, array_like=True, gc=False):
+    """Where the objects of one group are: packed arrays. Empty `indexes`: the first ones, in order."""
+
+    indexes: bytes
+    slots: bytes
+    generations: bytes
+
+
+class Registered(Reply, tag="registered"):
+    """The space's namespace, or why it cannot be had."""
+
+    id: int
+    namespace: bytes
+    refused: str = ""
+
+
+class Searching(Reply, tag="searching"):
+    """Tiers are asked; the answer comes later."""
+
+    id: int
+
+
+class Found(Reply, tag="found"):
+    """A lookup's answer: of its hashes the first `chunks` can be retrieved.
+
+    Args:
+        held: whether there are leases to release. sources, misses, groups: see `EngineLookup`.
+    """
+
+    id: int
+    chunks: int
+    held: bool
+    sources: dict[str, int]
+    misses: dict[str, int]
+    groups: list[Slots]
+
+
+class Reserved(Reply, tag="reserved"):
+    """A plan's slots, per group; `plan` is 0 when there are none."""
+
+    id: int
+    plan: int
+    skipped: dict[str, int]
+    groups: list[Slots]
+
+
+class Number(Reply, tag="number"):
+    """The answer to what asks for no more than that."""
+
+    id: int
+    value: int
+
+
+AnyRequest = (
+    Register | Find | Hold | Use | Release | Reserve | Publish | Prefilled | Clear | Drain | Ping
+)  # fmt: skip
+AnyReply = Registered | Searching | Found | Reserved | Number
+
+_preamble = msgspec.msgpack.Decoder(Preamble)
+_greeting = msgspec.msgpack.Decoder(Hello | Attach)
+_welcome = msgspec.msgpack.Decoder(Welcome | Refused)
+_request: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyRequest)
+_reply: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyReply)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def decode_preamble(body: memoryview) -> Preamble:
+    """What can be read of a first message of any version. Raises `ProtocolError`."""
+    return _decoded(_preamble, body)
+
+
+def decode_greeting(body: memoryview) -> Hello | Attach:
+    """A client's or a worker's first message. Raises `ProtocolError`."""
+    return _decoded(_greeting, body)
+
+
+def decode_welcome(body: memoryview) -> Welcome | Refused:
+    """The server's first message. Raises `ProtocolError`."""
+    return _decoded(_welcome, body)
+
+
+def decode_request(body: memoryview) -> Any:
+    """A client's message. Raises `ProtocolError`."""
+    return _decoded(_request, body)
+
+
+def decode_reply(body: memoryview) -> Any:
+    """A server's message. Raises `ProtocolError`."""
+    return _decoded(_reply, body)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], body: memoryview) -> T:
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"a message that is none: {error}") from error
+
+
+def frame(message: msgspec.Struct) -> bytearray:
+    """A message with its length before it."""
+    buffer = bytearray(LENGTH.size)
+    _encoder.encode_into(message, buffer, LENGTH.size)
+    LENGTH.pack_into(buffer, 0, len(buffer) - LENGTH.size)
+    return buffer
+
+
+class Frames:
+    """Cuts what arrives into messages. Never holds more than a frame and what came with it."""
+
+    def __init__(self, limit: int = MAX_FRAME) -> None:
+        self.limit = limit
+        """The longest frame that is taken from here on."""
+        self._rest = bytearray()
+
+    def cut(self, data: memoryview) -> Iterator[memoryview]:
+        """The messages that end in `data`; each is good until the next one is asked for. Raises `ProtocolError` for a
+        frame that is longer than the limit, before any of it is kept."""
+        rest = self._rest
+        if rest:
+            rest += data
+            if len(rest) < LENGTH.size or len(rest) - LENGTH.size < LENGTH.unpack_from(rest)[0] <= self.limit:
+                return  # a long message, not yet all there
+            self._rest = bytearray()
+            data = memoryview(rest)
+        at, end = 0, len(data)
+        while end - at >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(data, at)
+            if length > self.limit:
+                raise ProtocolError(f"a message of {length} bytes, at most {self.limit} are taken")
+            begin = at + LENGTH.size
+            if end - begin < length:
+                break
+            at = begin + length
+            yield data[begin:at]
+        self._rest += data[at:]
+
+
+def pack_slots(values: Sequence[int]) -> bytes:
+    """Numbers of 64 bits."""
+    return struct.pack(f"<{len(values)}Q", *values)
+
+
+def pack_indexes(values: Sequence[int]) -> bytes:
+    """Numbers of 32 bits."""
+    return array("I", values).tobytes()
+
+
+def unpack_slots(data: bytes) -> "Sequence[int]":
+    """What `pack_slots` made."""
+    return memoryview(data).cast("Q")
+
+
+def unpack_indexes(data: bytes) -> "Sequence[int]":
+    """What `pack_indexes` made. Raises `ProtocolError`."""
+    if len(data) % 4:
+        raise ProtocolError("a list of indexes that is none")
+    return memoryview(data).cast("I")
+
+
+def whole(found: Slots, count: int) -> bool:
+    """Whether its arrays belong together: without indexes, they are of all `count` objects."""
+    slots, indexes = len(found.slots), len(found.indexes)
+    return slots == len(found.generations) and slots == (2 * indexes if indexes else 8 * count if slots else 0)
+
+
+def split_hashes(data: bytes, hash_bytes: int) -> list[bytes]:
+    """The hashes in one range of bytes. Raises `ProtocolError`."""
+    if len(data) % hash_bytes:
+        raise ProtocolError(f"{len(data)} bytes are no hashes of {hash_bytes}")
+    return [data[at : at + hash_bytes] for at in range(0, len(data), hash_bytes)]

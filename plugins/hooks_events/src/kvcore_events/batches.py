@@ -1,0 +1,86 @@
+"""From observers' events to events on the wire."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Literal
+
+from kvcore.api import ObjectEvent
+from kvcore_events.wire import BlockRemoved, BlockStored, medium_of
+
+REMEMBERED = 32_768
+"""Chunks whose place in their request is remembered, because a tier is told of objects without it."""
+
+What = Literal["stored", "evicted"]
+
+
+class Translator:
+    """Turns objects into as few events as say the same. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._places: OrderedDict[bytes, tuple[bytes | None, int]] = OrderedDict()
+
+    def events(self, what: What, objects: Sequence[ObjectEvent]) -> list[BlockStored | BlockRemoved]:
+        """The events that tell of `objects`, in order."""
+        return [*self._stored(objects)] if what == "stored" else [*self._removed(objects)]
+
+    def _stored(self, objects: Sequence[ObjectEvent]) -> list[BlockStored]:
+        made: list[BlockStored] = []
+        for obj in objects:
+            parent, tokens = self._place(obj)
+            last = made[-1] if made else None
+            if last is not None and last.block_hashes[-1] == parent and _alike(last, obj, tokens):
+                last.block_hashes.append(obj.key.chunk_hash)
+                continue
+            made.append(
+                BlockStored(
+                    block_hashes=[obj.key.chunk_hash],
+                    parent_block_hash=parent or None,
+                    token_ids=[],
+                    block_size=tokens,
+                    lora_id=None,
+                    medium=medium_of(obj.tier),
+                    lora_name=None,
+                    group_idx=obj.key.group,
+                    tier=obj.tier,
+                    nbytes=obj.nbytes,
+                    namespace=obj.key.namespace.hex(),
+                )
+            )
+        return made
+
+    def _removed(self, objects: Sequence[ObjectEvent]) -> list[BlockRemoved]:
+        made: dict[tuple[bytes, int, str, str], BlockRemoved] = {}
+        for obj in objects:
+            namespace, chunk_hash, group = obj.key
+            kind = (namespace, group, obj.tier, obj.reason)
+            if kind not in made:
+                made[kind] = BlockRemoved(
+                    block_hashes=[],
+                    medium=medium_of(obj.tier),
+                    group_idx=group,
+                    tier=obj.tier,
+                    reason=obj.reason,
+                    namespace=namespace.hex(),
+                )
+            made[kind].block_hashes.append(chunk_hash)
+        return list(made.values())
+
+    def _place(self, obj: ObjectEvent) -> tuple[bytes | None, int]:
+        chunk_hash = obj.key.chunk_hash
+        if obj.parent is None:
+            return self._places.get(chunk_hash, (None, obj.tokens))
+        place = self._places[chunk_hash] = (obj.parent, obj.tokens)
+        self._places.move_to_end(chunk_hash)
+        if len(self._places) > REMEMBERED:
+            self._places.popitem(last=False)
+        return place
+
+
+def _alike(event: BlockStored, obj: ObjectEvent, tokens: int) -> bool:
+    return (event.tier, event.group_idx, event.block_size, event.nbytes, event.namespace) == (
+        obj.tier,
+        obj.key.group,
+        tokens,
+        obj.nbytes,
+        obj.key.namespace.hex(),
+    )

@@ -1,10 +1,16 @@
 """Synthetic traces of requests, for `kvcore simulate` and its tests, in the form of Mooncake's.
 
-They have the shape of what public traces show, not their figures: few system prompts shared by many, turns that come
-back with all that was said before, documents that one session asks about, many prompts that never return.
+    python -m kvcore.testing.traces conversation --requests 12000 > chat.jsonl
+
+They have the shape of what public traces show: few system prompts shared by many, turns that come back with all that
+was said, long documents, many prompts that never return. Mean lengths and the share of blocks that come again are about
+those of Mooncake's traces of the same names; everything else is made up.
 """
 
+import argparse
+import json
 import random
+import sys
 from collections.abc import Iterator
 from heapq import heappop, heappush
 from itertools import count
@@ -32,6 +38,7 @@ CONVERSATION = Mix(apps=3, system=600, first=11000, turn=900, reply=350, turns=1
 """Chat: short system prompts, long documents, several turns."""
 TOOL_AGENT = Mix(apps=40, system=5000, first=4000, turn=900, reply=180, turns=1.4, gap_s=60, arrival_s=0.21)
 """Agents: long system prompts with tools, shared by many short sessions."""
+MIXES = {"conversation": CONVERSATION, "toolagent": TOOL_AGENT}
 
 
 def synthetic_trace(mix: Mix, requests: int, seed: int = 0) -> Iterator[dict[str, Any]]:
@@ -82,3 +89,18 @@ class _Session:
 def _length(rng: random.Random, mean: int) -> int:
     """Most are short, some are many times the mean."""
     return max(1, round(mean * rng.lognormvariate(-0.5, 1.0)))
+
+
+def main() -> None:
+    """Write a trace to stdout."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
+    parser.add_argument("mix", choices=tuple(MIXES))
+    parser.add_argument("--requests", type=int, default=10_000, metavar="N", help="default: 10000")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    for record in synthetic_trace(MIXES[args.mix], args.requests, args.seed):
+        sys.stdout.write(json.dumps(record) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -18,6 +18,7 @@ COMMANDS = {
     "doctor": ("kvcore.cli.doctor", "examine this machine, the plugins and every tier"),
     "serve": ("kvcore.cli.serve", "serve one cache to all engines of this machine"),
     "bench": ("kvcore.cli.bench", "measure speed against this machine's limits"),
+    "plan": ("kvcore.cli.plan", "a model's KV: its size, load against compute time, and what to configure"),
     "simulate": ("kvcore.cli.simulate", "replay a trace through eviction policies: hit rate against capacity"),
     "new-plugin": ("kvcore.cli.new_plugin", "write a plugin package that works and passes its own tests"),
     "store": ("kvcore.cli.store", "list, verify, copy and clean what the tiers hold"),

@@ -88,7 +88,7 @@ class Space:
         self.chunk_tokens = chunk_tokens
         self.chunk_blocks = chunk_tokens // spec.block_tokens
         self.groups = tuple(object_layout(spec, g, self.chunk_blocks) for g in spec.groups)
-        self.windows = tuple(_window_chunks(g.window_tokens, chunk_tokens) for g in spec.groups)
+        self.windows = tuple(window_chunks(g.window_tokens, chunk_tokens) for g in spec.groups)
         self._keys = keys
         self._descriptor = descriptor
 
@@ -171,6 +171,7 @@ def namespace(
     return digest.digest()[:NAMESPACE_BYTES]
 
 
-def _window_chunks(window_tokens: int | None, chunk_tokens: int) -> int | None:
+def window_chunks(window_tokens: int | None, chunk_tokens: int) -> int | None:
+    """How many chunks before its end a prefix needs of a layer with this window; None: all."""
     # One more than the window needs: an engine may use a hit up to a block before the chunk's end.
     return None if window_tokens is None else -(-(window_tokens - 1) // chunk_tokens) + 1

@@ -18,6 +18,7 @@ MODULES = (
     "scenarios_multimodal",
     "scenarios_pd",
     "scenarios_server",
+    "scenarios_events",
 )
 
 

@@ -136,17 +136,3 @@ def inside_multi_connector(models: Path) -> dict[str, Any]:
     out["hot"], out["cached"] = made.one(LONG)
     made.close()
     return out
-
-
-def tensor_parallel(models: Path) -> dict[str, Any]:
-    """Two ranks in processes of their own, without and with kvcore."""
-    out: dict[str, Any] = {}
-    made = Engine(str(models / "tiny"), None, tensor_parallel_size=2)
-    out["plain"] = made.run(PROMPTS)[0]
-    made.close()
-    made = Engine(str(models / "tiny"), ASYNC, tensor_parallel_size=2)
-    out["cold"] = made.run(PROMPTS)[0]
-    made.forget()
-    out["hot"], out["cached"] = made.run(PROMPTS)
-    made.close()
-    return out

@@ -22,10 +22,10 @@ def over_a_tier(models: Path, folder: str) -> dict[str, Any]:
             "kvcore.l2": [{"storage": {**storage, "storage": {"plugin": "disk", "path": folder}}, "read": "always"}]
         }
 
-    return _hand_over(str(models / "tiny"), disk("400ms"), disk("0s"))
+    return hand_over(str(models / "tiny"), disk("400ms"), disk("0s"))
 
 
-def _hand_over(model: str, producing: dict[str, Any], consuming: dict[str, Any]) -> dict[str, Any]:
+def hand_over(model: str, producing: dict[str, Any], consuming: dict[str, Any]) -> dict[str, Any]:
     """A promise that is kept late, one of somebody else's prompt, and one whose maker is killed before he keeps it."""
     out: dict[str, Any] = {}
     consuming = {**consuming, "kvcore.pd_timeout": "2s"}

@@ -1,0 +1,187 @@
+"""Scenarios with `kvcore serve`: engines that share it, engines and servers that are killed, frozen, late."""
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from engines import Engine, crowd, engine, tokens
+from peers import Peer
+from scenarios_basic import ASYNC, LONG, PROMPTS
+from scenarios_pd import hand_over
+
+from kvcore.testing.servers.kvcore import KVCoreServer
+
+OTHER = tokens(70, 900)
+BACK_S = 10.0
+
+
+@contextmanager
+def server(**config: Any) -> Iterator[KVCoreServer]:
+    """A server, not started."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = KVCoreServer(Path(folder), {"l1": {"size": "256MiB"}, "l2": [], **config})
+        try:
+            yield made
+        finally:
+            made.stop()
+
+
+def of(served: KVCoreServer, **more: Any) -> dict[str, Any]:
+    """Options of an engine that uses it."""
+    return {"kvcore.server": served.url, **more}
+
+
+def two_engines(models: Path) -> dict[str, Any]:
+    """What one process computed another reuses; then the one is killed in the middle of a store."""
+    out: dict[str, Any] = {}
+    model = str(models / "tiny")
+    with server() as served, served, Peer(model, of(served)) as other, engine(model, of(served)) as e:
+        other.answer()
+        out["first"] = other.call("run", [LONG, *PROMPTS], 16)["texts"]
+        out["second"], out["second_cached"] = e.run([LONG, *PROMPTS])
+        out["counted"] = e.stat('kvcore_hit_chunks_total{source="l1"')
+        other.call("die_saving")
+        other.ask("run", [OTHER], 16)
+        out["meanwhile"], _ = e.run(PROMPTS)
+        out["ended_with"] = other.process.wait(60)
+        out["survivor"], out["survivor_cached"] = e.one(OTHER)
+        e.forget()
+        out["again"], out["again_cached"] = e.one(OTHER)
+        e.settle()
+        out["held"], out["faults"] = served_leaks(served), e.faults()
+    return out
+
+
+def comes_and_goes(models: Path) -> dict[str, Any]:
+    """A server that is started after the engine, killed in the middle of requests, started again, frozen and thawed."""
+    out: dict[str, Any] = {}
+    prompts = crowd(24)
+    model = str(models / "tiny")
+    with engine(model, None) as e:
+        out["plain"], _ = e.run(prompts)
+    with server() as served, engine(model, of(served)) as e:
+        out["without"], out["without_cached"] = e.run([LONG, *PROMPTS])
+        served.start()
+        _wait_for(e, there=True)
+        out.update(_reuse(e, "late"))
+        e.run(prompts)
+        e.forget()
+        cache, asked = e.half.engine, 0
+        retrieve = cache.retrieve
+
+        def retrieve_and_kill(*args: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            copies = retrieve(*args)
+            if asked == 3:
+                served.kill()  # with copies planned, leases held and lookups to come
+            return copies
+
+        cache.retrieve = retrieve_and_kill
+        out["dying"], _ = e.run(prompts)
+        out["asked"] = asked
+        del cache.retrieve
+        _wait_for(e, there=False)
+        out["dead"], out["dead_cached"] = _run(e, [LONG, *PROMPTS])
+        out["mapped_while_dead"] = _mapped()
+        served.start()
+        _wait_for(e, there=True)
+        out.update(_reuse(e, "back"))
+        served.freeze()
+        seconds = e.half.seconds
+        out["frozen"], out["frozen_cached"] = _run(e, [LONG, *PROMPTS])
+        out["frozen_s"] = e.half.seconds - seconds
+        served.thaw()
+        _wait_for(e, there=True)
+        out["thawed"], out["thawed_cached"] = _run(e, [LONG, *PROMPTS])
+        e.settle()
+        out["mapped"] = _mapped()
+        out["held"], out["faults"] = served_leaks(served), e.faults()
+        out["requests"] = len(e.half._requests) + len(e.half._waiting) + len(e.half._load_plans)
+    return out
+
+
+def tenants(models: Path) -> dict[str, Any]:
+    """Whose request it is decides what it can reuse."""
+    out: dict[str, Any] = {}
+    with server() as served, served, engine(str(models / "tiny"), of(served)) as e:
+        _wait_for(e, there=True)
+        for name, transfer, salt in (
+            ("a", {"tenant": "a"}, None),
+            ("a_again", {"tenant": "a"}, None),
+            ("a_salted", {"tenant": "a"}, "salt"),
+            ("b", {"tenant": "b"}, None),
+            ("salt", None, "b"),
+            ("nobody", None, None),
+            ("wrong", {"tenant": "x" * 1000}, None),
+            ("wrong_again", {"tenant": "x" * 1000}, None),
+        ):
+            e.forget()
+            (out[name],), (out[f"{name}_cached"],) = e.run([LONG], transfer=transfer, salt=salt)
+        out["refused"] = e.stat("kvcore_refused_tenants_total")
+        out["faults"] = e.faults()
+    return out
+
+
+def over_a_server(models: Path) -> dict[str, Any]:
+    """Prefill and decode over one server."""
+    with server() as served, served:
+        return hand_over(str(models / "tiny"), of(served), of(served))
+
+
+def tensor_parallel(models: Path) -> dict[str, Any]:
+    """Two ranks in processes of their own, without kvcore, with a cache of their engine's, and with a server's."""
+    out: dict[str, Any] = {}
+    made = Engine(str(models / "tiny"), None, tensor_parallel_size=2)
+    out["plain"] = made.run(PROMPTS)[0]
+    made.close()
+    with server() as served, served:
+        for name, extra in (("own", ASYNC), ("served", {**ASYNC, **of(served)})):
+            made = Engine(str(models / "tiny"), extra, tensor_parallel_size=2)
+            out[f"{name}_cold"] = made.run(PROMPTS)[0]
+            made.forget()
+            out[f"{name}_hot"], out[f"{name}_cached"] = made.run(PROMPTS)
+            made.close()
+        out["held"] = served_leaks(served)
+    return out
+
+
+def served_leaks(served: KVCoreServer) -> dict[str, float]:
+    """What the server still holds for requests; all zero when none runs."""
+    until = time.monotonic() + 5
+    while True:
+        metrics = served.metrics()
+        held = {"leases": metrics["kvcore_leases"], "quarantined": metrics['kvcore_l1_bytes{state="quarantined"}']}
+        if not any(held.values()) or time.monotonic() > until:
+            return held
+        time.sleep(0.05)  # releases are told, not asked
+
+
+def _reuse(e: Engine, name: str) -> dict[str, Any]:
+    """Store, and reuse."""
+    out: dict[str, Any] = {}
+    out[name], _ = _run(e, [LONG, *PROMPTS])
+    out[f"{name}_hot"], out[f"{name}_cached"] = _run(e, [LONG, *PROMPTS])
+    return out
+
+
+def _run(e: Engine, prompts: list[Any]) -> Any:
+    e.forget()
+    return e.run(prompts)
+
+
+def _wait_for(e: Engine, *, there: bool) -> None:
+    until = time.monotonic() + BACK_S
+    while (e.half.engine.descriptor() is not None) != there:
+        assert time.monotonic() < until, f"no {'connection' if there else 'end of it'} within {BACK_S:g} s"
+        time.sleep(0.01)
+
+
+def _mapped() -> int:
+    """Arenas that this process has mapped."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return len({line.split()[4] for line in maps if "kvcore-arena" in line}) if os.path.exists("/proc/self") else 0

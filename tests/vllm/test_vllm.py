@@ -184,13 +184,3 @@ def test_inside_vllms_multi_connector(identities: Any) -> None:
     assert same(result["cold"], identities["plain"]["long"])
     assert same(result["hot"], identities["plain"]["long"])
     assert result["cached"] >= 1280
-
-
-def test_two_ranks(run_child: Any) -> None:
-    results = run_child(
-        "tensor_parallel", VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_CPU_OMP_THREADS_BIND="0|1", timeout_s=290
-    )
-    result = results["tensor_parallel"]
-    assert same(result["cold"], result["plain"])
-    assert same(result["hot"], result["plain"])
-    assert result["cached"] == [512, 512, 0, 1408]

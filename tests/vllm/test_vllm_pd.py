@@ -31,6 +31,10 @@ def test_over_a_tier_without_a_server(run_child: Any, tmp_path: Path) -> None:
     judge(run_child(name)[name])
 
 
+def test_over_a_server(run_child: Any) -> None:
+    judge(run_child("over_a_server")["over_a_server"])
+
+
 def test_beside_another_connector(run_child: Any, tmp_path: Path) -> None:
     name = f'beside_another:{{"folder": "{tmp_path}"}}'
     results = run_child(name, "plain")

@@ -94,6 +94,39 @@ def has_extras(request: Any) -> bool:
     return bool(request.lora_request or request.mm_features or request.cache_salt or request.prompt_embeds is not None)
 
 
+def kv_events_on(vllm_config: Any) -> bool:
+    """Does vLLM publish KV events?"""
+    events = vllm_config.kv_events_config
+    return events is not None and bool(events.enable_kv_cache_events)
+
+
+def event_hash(block_hash: bytes) -> bytes | int:
+    """A block hash as vLLM's KV events have it."""
+    from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+    converted: bytes | int = maybe_convert_block_hash(block_hash)
+    return converted
+
+
+def event_extras(request: Any, block: int, first: int, last: int) -> list[Any] | None:
+    """What each of the blocks `[first, last)` depends on beside tokens, as vLLM's KV events have it."""
+    from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, to_event_extra_keys
+
+    if not has_extras(request):
+        return None
+    keys = [generate_block_hash_extra_keys(request, i * block, (i + 1) * block, 0)[0] for i in range(first, last)]
+    extras: list[Any] | None = to_event_extra_keys(keys)
+    return extras
+
+
+def event_group(group: Any) -> tuple[str | None, int | None]:
+    """Kind and sliding window of a KV cache group, as vLLM's KV events have it."""
+    from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
+
+    spec = group.kv_cache_spec
+    return get_kv_cache_spec_kind(spec).value, get_kv_cache_spec_sliding_window(spec)
+
+
 def set_recompute(vllm_config: Any) -> bool:
     """Let vLLM recompute what could not be loaded, instead of failing the request. True when that was a change."""
     transfer = vllm_config.kv_transfer_config

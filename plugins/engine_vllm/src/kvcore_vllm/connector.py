@@ -102,8 +102,8 @@ class KVCoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return bool(self.scheduler.reset())
 
     def take_events(self) -> Iterable[Any]:
-        """kvcore's events go to its own observers."""
-        return ()
+        """What came into the cache and what left it, where vLLM publishes KV events."""
+        return self.scheduler.take_events()
 
     # -- worker ------------------------------------------------------------------------------------------------------
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvcore.api import ConfigError, ObjectLayout
-from kvcore.engine import EngineLookup
+from kvcore.engine import CacheEngine, EngineLookup
 from kvcore.service import open_engine
 from kvcore_vllm import _compat, handover, model_spec
+from kvcore_vllm.events import KVEvents
 from kvcore_vllm.faults import Guarded, guarded, logger
 from kvcore_vllm.metadata import Attach, Load, Metadata, Save, Tally, WorkerLayout, WorkerMetadata
 from kvcore_vllm.options import Options
@@ -76,6 +77,7 @@ class SchedulerHalf(Guarded):
         # An engine object that is dropped without a shutdown, or the end of the process, closes the cache too.
         self._close = weakref.finalize(self, self.engine.close)
         self._spaces = Spaces(self.engine, vllm_config, kv_cache_config)
+        self._events = self._observe()
         self._objects: tuple[ObjectLayout, ...] = ()
         self._arena = ""
         self._told = ""
@@ -124,6 +126,8 @@ class SchedulerHalf(Guarded):
             if state.awaited is not None and state.awaited.due_s > 0:
                 return None, False
             hashes = state.extend_hashes(self._hash_tokens)
+            if self._events is not None:
+                self._events.describe(state, first, len(hashes))
             if any(self._windowed):
                 # A hit must end on a chunk and leave a token to compute, or the window before it is not the one loaded.
                 hashes = hashes[: (request.num_tokens - 1) // space.chunk_tokens]
@@ -169,6 +173,8 @@ class SchedulerHalf(Guarded):
             state.hit_sources = dict(lookup.sources)
             arena = lookup.arena
             copies = tuple(self.engine.retrieve(lookup, begin, self._visible([g[:end] for g in ids])))
+            if self._events is not None:
+                self._events.found(state, lookup.first, lookup.answer or 0)
         except Exception as error:
             self.fault("retrieve", error)
         missing = promised.difference(*(c.blocks for c in copies))
@@ -270,6 +276,8 @@ class SchedulerHalf(Guarded):
         if not plan.arena:
             return  # the server has just gone: once there is one again, all of it is saved there
         state.planned(first, last, plan.skipped)
+        if self._events is not None:
+            self._events.describe(state, first, last)
         if not plan.copies:
             return
         self._save_plans[plan.id] = _Plan(state, first)
@@ -345,7 +353,14 @@ class SchedulerHalf(Guarded):
             state.load_failed = True
             state.stop_saving()
         self._spaces.renew()
+        if self._events is not None:
+            self._events.clear()
         return True
+
+    @guarded(list)
+    def take_events(self) -> list[Any]:
+        """vLLM's KV events of what came and went since the last call."""
+        return self._events.take() if self._events is not None else []
 
     def stats(self) -> KVCoreStats | None:
         """What was counted since the last call, at most once a second."""
@@ -367,6 +382,16 @@ class SchedulerHalf(Guarded):
         return KVCoreStats(data=self._deltas.take(totals))
 
     # -- helpers -----------------------------------------------------------------------------------------------------
+
+    def _observe(self) -> KVEvents | None:
+        if not _compat.kv_events_on(self._vllm_config):
+            return None
+        if not isinstance(self.engine, CacheEngine):
+            logger.info("KV events of a served cache come from its server: see its `hooks: [events]`")
+            return None
+        events = KVEvents(self._kv_cache_config, self._block, self._hash_tokens)
+        self.engine.observe("vllm", events)
+        return events
 
     def _state(self, request: Any) -> RequestState | None:
         state = self._requests.get(request.request_id)

@@ -31,7 +31,7 @@ class WorkerHalf(Guarded):
         self._tensors: dict[str, Any] = {}
         self._layout: WorkerLayout | None = None
         self._objects: tuple[ObjectLayout, ...] = ()
-        self._arenas = Arenas(lambda attach: attach_arena(attach.descriptor), self._paged)
+        self._arenas = Arenas(lambda attach: attach_arena(attach.descriptor, _compat.tensor_rank()), self._paged)
         self._copier = Copier(self._copy_in, self._copy_out, self._own_stream, self._synchronize)
         self._report = WorkerMetadata()
         self._bad_blocks: set[int] = set()

@@ -10,12 +10,11 @@ from kvcore.api import ConfigError
 if TYPE_CHECKING:
     from kvcore.config import HttpConfig
     from kvcore.service.http.app import Node
-    from kvcore.service.http.models import SessionModel
     from kvcore.service.http.runner import HttpServer
 
-__all__ = ["HttpServer", "Node", "SessionModel", "serve_http"]
+__all__ = ["HttpServer", "Node", "serve_http"]
 
-_HOMES = {"HttpServer": "runner", "Node": "app", "SessionModel": "models"}
+_HOMES = {"HttpServer": "runner", "Node": "app"}
 
 
 def serve_http(node: "Node", config: "HttpConfig") -> "HttpServer":

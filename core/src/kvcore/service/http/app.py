@@ -33,7 +33,7 @@ ASK_S = 2.0
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def _no_sessions() -> Sequence[m.SessionModel]:
+def _no_sessions() -> Sequence[Mapping[str, Any]]:
     return ()
 
 
@@ -44,13 +44,13 @@ class Node:
     Args:
         engine: the cache.
         address: where engines connect; empty for none.
-        sessions: the clients of now; called on HTTP's thread, must return at once.
+        sessions: the clients of now, each with the fields of `SessionModel`; called on HTTP's thread, returns at once.
         loops: name -> how to have that loop call something, for `/healthz`. The tiers' own loop is always watched.
     """
 
     engine: CacheEngine
     address: str = ""
-    sessions: Callable[[], Sequence[m.SessionModel]] = _no_sessions
+    sessions: Callable[[], Sequence[Mapping[str, Any]]] = _no_sessions
     loops: Mapping[str, Post] = field(default_factory=dict)
 
 
@@ -94,7 +94,7 @@ class Api:
             uptime_s=round(time.monotonic() - self._began, 3),
             l1=m.L1Model(**kept),
             tiers=await self._views.all(),
-            sessions=list(self._node.sessions()),
+            sessions=[m.SessionModel.model_validate(s) for s in self._node.sessions()],
         )
 
     async def plugins(self, _: Call) -> m.PluginsModel:

@@ -107,11 +107,10 @@ class TierModel(Model):
 class SessionModel(Model):
     """One client of the server."""
 
-    id: int
-    client: str
+    name: str
     """The name that the engine gave itself."""
-    pid: int | None
-    """Its process, where known."""
+    pid: int
+    """Its process, as it says."""
     since: datetime
     """When it connected."""
     spaces: int
@@ -120,6 +119,8 @@ class SessionModel(Model):
     """Lookups that hold leases."""
     plans: int
     """Stores that are being copied."""
+    workers: int
+    """Workers that have the arena mapped."""
 
 
 class StatusModel(Model):

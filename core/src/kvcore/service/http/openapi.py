@@ -44,7 +44,7 @@ def _operation(e: Endpoint, schemas: dict[Any, Any], loopback: bool) -> dict[str
     refused |= {422} if e.query or e.body else set()
     refused |= {413, 415} if e.body else set()
     if isinstance(e.answer, str):
-        content: dict[str, Any] = {e.answer: {"schema": {"type": "string"}}}
+        content: dict[str, Any] = {e.answer: {"schema": {"type": "object" if "json" in e.answer else "string"}}}
     else:
         content = {"application/json": {"schema": schemas[e.answer, "serialization"]}}
     responses: dict[str, Any] = {str(e.status): {"description": HTTPStatus(e.status).phrase, "content": content}}

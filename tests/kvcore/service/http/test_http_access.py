@@ -1,0 +1,242 @@
+"""Who may ask what, and what becomes of requests that are none."""
+
+import http.client
+import json
+import socket
+import time
+from typing import Any
+
+import pytest
+from http_client import TOKEN, Client
+from openapi_spec_validator import OpenAPIV31SpecValidator
+from pydantic import ValidationError
+
+from kvcore.config import HttpConfig
+from kvcore.service.http import runner
+
+PROTECTED = [
+    ("GET", "/namespaces", None),
+    ("GET", "/objects", None),
+    ("GET", f"/objects/{'0' * 32}-0-{'0' * 64}", None),
+    ("POST", "/clear", {"all": True}),
+    ("POST", "/tiers", {"storage": "memory"}),
+    ("DELETE", "/tiers/memory", None),
+]
+OPEN = ["/metrics", "/status", "/plugins", "/tiers", "/openapi.json"]
+HEALTH = ["/healthz", "/readyz"]
+
+
+def protected(client: Client) -> set[tuple[str, str]]:
+    """Methods and paths that the document calls protected."""
+    return {
+        (method.upper(), path)
+        for path, operations in client.api["paths"].items()
+        for method, operation in operations.items()
+        if operation["security"]
+    }
+
+
+def test_the_document_is_valid_and_lists_every_route(serve: Any) -> None:
+    _, client = serve()
+    OpenAPIV31SpecValidator(client.api).validate()
+    listed = {(m.upper(), path) for path, operations in client.api["paths"].items() for m in operations}
+    found = set()
+    for method in ("GET", "PUT", "POST", "DELETE", "PATCH"):
+        for _, path in listed:
+            status, body, _ = client.raw(method, path.replace("{name}", "x"), "{}", {"Content-Type": "text/plain"})
+            if status != 405 and not (status == 404 and b"urn:kvcore:not-found" in body):
+                found.add((method, path))
+    assert found == listed
+    assert {path for _, path in listed} >= {*OPEN, *HEALTH}
+    for operations in client.api["paths"].values():
+        for operation in operations.values():
+            assert operation["summary"]
+            for parameter in operation.get("parameters", ()):
+                assert parameter["in"] == "path" or parameter["description"], parameter
+
+
+def test_with_no_token_configured_what_needs_one_is_refused_with_the_way_out(serve: Any) -> None:
+    engine, client = serve("[{storage: memory}]", token=None)
+    for method, path, body in PROTECTED:
+        answer = client.ask(method, path, body)
+        assert (answer.status, answer.body["type"]) == (403, "urn:kvcore:no-token"), path
+        assert "set `server.http.token`" in answer.body["detail"]
+    for path in OPEN + HEALTH:
+        assert client.get(path).status == 200
+    assert list(engine.tiers) == ["memory"]
+
+
+@pytest.mark.parametrize("token", [None, "", "wrong horse battery", TOKEN + "x", TOKEN[:-1], "ü" * 20])
+def test_a_wrong_token(serve: Any, token: str | None) -> None:
+    engine, right = serve("[{storage: memory}]")
+    assert {(m, p.partition("?")[0].replace("memory", "{name}")) for m, p, _ in PROTECTED} - protected(right) == {
+        ("GET", f"/objects/{'0' * 32}-0-{'0' * 64}")
+    }
+    for method, path, body in PROTECTED:
+        headers = {"Content-Type": "application/json"}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}".encode().decode("latin-1")
+        right.token = None
+        status, answer, sent = right.raw(method, path, json.dumps(body) if body else None, headers)
+        assert status == 401, path
+        assert json.loads(answer)["type"] in ("urn:kvcore:token-missing", "urn:kvcore:token-wrong")
+        assert sent["www-authenticate"].startswith("Bearer")
+    assert list(engine.tiers) == ["memory"]
+
+
+def test_beyond_this_machine_all_but_health_needs_the_token(serve: Any) -> None:
+    _, client = serve(listen="0.0.0.0:0")
+    assert client.get("/status").status == 200
+    client.token = None
+    for path in HEALTH:
+        assert client.get(path).status == 200
+    for path in OPEN:
+        assert client.get(path).status == 401, path
+    assert {path for _, path in protected(client)} >= set(OPEN)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"listen": "0.0.0.0:7601"}, "can be reached from elsewhere: set a `token`"),
+        ({"listen": "[::]:7601"}, "can be reached from elsewhere"),
+        ({"listen": "127.0.0.1"}, "is no address for HTTP: write an IP address and a port"),
+        ({"listen": "cache.example:80"}, "is no address for HTTP"),
+        ({"listen": "127.0.0.1:70000"}, "is no address for HTTP"),
+        ({"listen": "300.0.0.1:80"}, "is no address for HTTP"),
+        ({"listen": "127.0.0.1:80", "token": "short"}, "at least 16"),
+    ],
+)
+def test_configurations_that_are_refused(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValidationError, match=text):
+        HttpConfig(**given)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:1234", 200),
+        ("localhost", 200),
+        ("LOCALHOST:80", 200),
+        ("[::1]:7601", 200),
+        ("10.1.2.3:7601", 200),
+        ("cache.example:7601", 200),
+        ("evil.example", 421),
+        ("evil.example:7601", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("localhost.evil.example", 421),
+        ("127.0.0.1@evil.example", 421),
+        ("[evil.example]", 421),
+        ("", 421),
+    ],
+)
+def test_a_page_elsewhere_cannot_have_its_name_lead_here(serve: Any, host: str, status: int) -> None:
+    _, client = serve(hosts=["Cache.example"])
+    assert client.raw("GET", "/status", None, {"Host": host})[0] == status
+
+
+def test_an_unknown_path_and_another_method(serve: Any) -> None:
+    _, client = serve()
+    for path in ("/", "/nothing", "/tiers/", "/tiers/x/y", "/objects/a/b", "/../etc/passwd", "/%00"):
+        answer = client.get(path)
+        assert (answer.status, answer.body["type"]) == (404, "urn:kvcore:not-found"), path
+    answer = client.ask("PATCH", "/tiers")
+    assert answer.status == 405
+    assert {"GET", "POST"} & set(answer.headers["allow"].split(", "))
+
+
+@pytest.mark.parametrize(
+    ("path", "where"),
+    [
+        ("/objects?limit=0", "query.limit"),
+        ("/objects?limit=1001", "query.limit"),
+        ("/objects?limit=many", "query.limit"),
+        ("/objects?namespace=xyz", "query.namespace"),
+        ("/objects?tier=../x", "query.tier"),
+        ("/objects?pages=3", "query.pages"),
+        ("/objects?limit=1&limit=2", "query.limit"),
+    ],
+)
+def test_wrong_queries(serve: Any, path: str, where: str) -> None:
+    _, client = serve()
+    answer = client.get(path)
+    assert (answer.status, answer.body["type"]) == (422, "urn:kvcore:wrong-query")
+    assert [f["where"] for f in answer.body["faults"]] == [where]
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        ({}, "body"),
+        ({"all": True, "tenant": "a"}, "body"),
+        ({"all": False}, "body.all"),
+        ({"namespace": "00"}, "body.namespace"),
+        ({"namespace": 7}, "body.namespace"),
+        ({"all": True, "teirs": True}, "body.teirs"),
+        ([], "body"),
+    ],
+)
+def test_wrong_bodies(serve: Any, body: Any, where: str) -> None:
+    _, client = serve()
+    answer = client.post("/clear", body)
+    assert (answer.status, answer.body["type"]) == (422, "urn:kvcore:wrong-body")
+    assert where in [f["where"] for f in answer.body["faults"]]
+
+
+@pytest.mark.parametrize("body", ["{", "[" * 30_000, '{"all": tru', "\x00", '{"all": true}{}', "nan"])
+def test_what_is_no_json(serve: Any, body: str) -> None:
+    _, client = serve()
+    status, answer, _ = client.raw("POST", "/clear", body, {"Content-Type": "application/json"})
+    assert (status, json.loads(answer)["type"]) == (422, "urn:kvcore:wrong-body")
+
+
+def test_bodies_are_bounded_and_typed(serve: Any) -> None:
+    _, client = serve()
+    kinds = {"Content-Type": "application/json"}
+    long = b'{"tenant": "' + b"x" * (64 << 10) + b'"}'
+    assert client.raw("POST", "/clear", long, kinds)[0] == 413
+    assert client.raw("POST", "/clear", iter([long[:1000]] * 66), kinds)[0] == 413  # no length is said
+    status, body, _ = client.raw("POST", "/clear", "all=true", {"Content-Type": "application/x-www-form-urlencoded"})
+    assert (status, json.loads(body)["type"]) == (415, "urn:kvcore:not-json")
+    assert client.get("/healthz").status == 200
+
+
+def test_garbage_is_refused_and_harms_nobody(serve: Any) -> None:
+    _, client = serve()
+    for data in (
+        b"\x00" * 100,
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /" + b"x" * 100_000,
+        b"\x16\x03\x01\x02\x00",
+        b"\r\n" * 50,
+    ):
+        with socket.create_connection(("127.0.0.1", client.server.port), timeout=10) as connection:
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            connection.settimeout(15)
+            answer = b""
+            try:
+                while part := connection.recv(4096):
+                    answer += part
+            except ConnectionResetError:
+                pass
+        assert not answer or answer.startswith(b"HTTP/1.1 4"), data[:20]
+    assert client.get("/healthz").status == 200
+
+
+def test_those_who_connect_and_say_nothing_keep_nobody_out(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "HEADER_S", 0.5)
+    _, client = serve()
+    silent = [socket.create_connection(("127.0.0.1", client.server.port)) for _ in range(runner.MAX_CONNECTIONS)]
+    for connection in silent[::2]:
+        connection.sendall(b"GET /healthz HTT")  # and half of them never get to the point
+    begun = time.monotonic()
+    while True:
+        try:
+            assert client.get("/healthz").status == 200
+            break
+        except (ConnectionError, http.client.HTTPException):  # all are taken
+            assert time.monotonic() - begun < 10
+            time.sleep(0.05)
+    for connection in silent:
+        connection.close()

@@ -147,6 +147,9 @@ class ServerConfig(PluginConfig):
     """What whoever connects over `tcp://` must know, the same on both sides: at least 16 characters, best from the
     environment (`KVCORE_SERVER__TOKEN`). A Unix socket is protected by its permissions."""
 
+    http: Http = None
+    """Serve HTTP, too: an address such as `127.0.0.1:7601`, or a mapping, see [below](#serverhttp). Default: not."""
+
     @model_validator(mode="after")
     def _fits(self) -> "ServerConfig":
         tcp = [str(a) for a in self.url if not a.path]
@@ -154,9 +157,6 @@ class ServerConfig(PluginConfig):
             raise ValueError(f"{tcp[0]} needs a `token`: anybody on this machine can connect to it")
         if self.autostart and (tcp or len(self.url) > 1):
             raise ValueError("`autostart` needs one address, of the form unix:///run/kvcore.sock")
-    http: Http = None
-    """Serve HTTP, too: an address such as `127.0.0.1:7601`, or a mapping, see [below](#server-http). Default: not."""
-
         return self
 
 

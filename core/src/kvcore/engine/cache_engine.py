@@ -47,6 +47,8 @@ class CacheEngine:
         self._object_spaces: dict[tuple[bytes, int], ObjectSpace] = {}
         self._plans: dict[int, tuple[Space, list[tuple[int, WriteLease]], dict[bytes, bytes]]] = {}
         self._plan_ids = itertools.count(1)
+        self.registered: dict[bytes, Space] = {}
+        """Namespace -> what was last registered under it."""
         self._lock = threading.Lock()
         self._log = Throttle()
         self._presence = Presence(manager, name)
@@ -56,8 +58,6 @@ class CacheEngine:
         cls, path: str | None = None, *, flags: Mapping[str, Any] | None = None, name: str = "kvcore"
     ) -> "CacheEngine":
         """Read the configuration, load the plugins it names, open L1 and the tiers.
-        self.registered: dict[bytes, Space] = {}
-        """Namespace -> what was last registered under it."""
 
         Raises `ConfigError`, `PluginError` or `ArenaError`: what is wrong at start is the user's to see.
         """
@@ -89,6 +89,7 @@ class CacheEngine:
         for g, layout in enumerate(space.groups):
             self._object_spaces[name, g] = self.l1.space(name, g, layout.nbytes)
             self.manager.layouts[self._object_spaces[name, g]] = layout
+        self.registered[name] = space
         largest = max(layout.nbytes for layout in space.groups)
         if largest > self.manager.arena.size:
             logger.warning("an object has %d bytes, more than L1: nothing of this model can be cached", largest)
@@ -98,7 +99,6 @@ class CacheEngine:
             "/".join(str(x.nbytes) for x in space.groups),
         )  # fmt: skip
         return space
-        self.registered[name] = space
 
     # -- loading -----------------------------------------------------------------------------------------------------
 

@@ -209,7 +209,7 @@ l1: {}
     expected = [
         "kvcore.yaml:2:9: l1.size: 8 is not a size: write a number and a unit, such as 8GiB or 500MB",
         "kvcore.yaml:3:3: l1.evction: no such option, given 'lru'; "
-        "allowed: eviction, lease, size; did you mean 'eviction'?",
+        "allowed: eviction, lease, size, ttl; did you mean 'eviction'?",
         "kvcore.yaml:4:10: l1.lease: 5 is not a duration: write a number and a unit, such as 200ms or 2s",
         "kvcore.yaml:5:7: keys: no keys plugin is named 'tokns'. Did you mean 'tokens'?",
         "kvcore.yaml:6:15: chunk_tokens: 'many' is no number of tokens: write a whole number above 0, or auto",
@@ -221,7 +221,7 @@ l1: {}
         "kvcore.yaml:10:12: l2[0].serde: must be a list (write [raw]), given 'raw'",
         "kvcore.yaml:11:5: l2[1].storage: is missing: Where the bytes are kept: a storage plugin.",
         "kvcore.yaml:11:5: l2[1].storge: no such option, given 'memory'; "
-        "allowed: capacity, eviction, name, promote, queue_size, serde, storage, timeout, write; "
+        "allowed: capacity, eviction, name, promote, queue_size, read, serde, storage, timeout, ttl, write; "
         "did you mean 'storage'?",
         "kvcore.yaml:12:15: l2[2].storage: no storage plugin is named 'redis'.",
         "kvcore.yaml:12:31: l2[2].timeout: '2 parsecs' has no known unit of duration",
@@ -416,7 +416,7 @@ def test_nested_flags_are_merged(load):
     ("env", "says"),
     [
         ({"KVCORE_L1__SIZ": "1GiB"}, "environment KVCORE_L1__SIZ: l1.siz: no such option, given '1GiB'"),
-        ({"KVCORE_L1__SIZ": "1GiB"}, "; allowed: eviction, lease, size; did you mean KVCORE_L1__SIZE?"),
+        ({"KVCORE_L1__SIZ": "1GiB"}, "; allowed: eviction, lease, size, ttl; did you mean KVCORE_L1__SIZE?"),
         ({"KVCORE_CONFG": "x"}, "did you mean KVCORE_CONFIG?"),
         ({"KVCORE_BLOCK_PLUGIN": "x"}, "did you mean KVCORE_BLOCK_PLUGINS?"),
         ({"KVCORE_L1_SIZE": "1GiB"}, "environment KVCORE_L1_SIZE: l1_size: no such option"),

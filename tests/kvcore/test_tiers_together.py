@@ -272,11 +272,11 @@ def test_the_account_counts_each_object_once_and_survives_what_it_does_not_know(
     account.touch([names[1], ObjectKey(bytes(16), b"x" * 32, 0)])
     account.remove([names[0], names[0], ObjectKey(bytes(16), b"x" * 32, 0)])
     assert (account.used, len(account)) == (700, 7)
-    assert account.victims(300) == []
-    assert account.victims(500) == [names[2], names[3]]
+    assert account.victims(bytes(16), 300) == []
+    assert account.victims(bytes(16), 500) == [names[2], names[3]]
     assert account.used == 700  # until they are gone
-    assert account.victims(500) == [names[4], names[5]]  # deleting failed: others are tried, and those again later
-    assert len(account.victims(5000)) == 7
+    assert account.victims(bytes(16), 500) == [names[4], names[5]]  # deleting failed: others are tried, and those again later
+    assert len(account.victims(bytes(16), 5000)) == 7
 
 
 def test_the_account_survives_a_restart(tmp_path: Path) -> None:

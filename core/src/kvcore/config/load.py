@@ -10,6 +10,7 @@ from kvcore.api.config import PluginConfig, PluginOf
 from kvcore.api.errors import PluginError
 from kvcore.config.model import OWN_CAPACITY, Config, TierConfig
 from kvcore.config.overlay import apply_environment, apply_flags
+from kvcore.config.tenants import quota_faults
 from kvcore.config.tree import DEFAULT, Fault, InvalidConfigError, Path, Source, Tree, show
 from kvcore.config.validate import validate
 from kvcore.config.yaml_file import read_file
@@ -109,6 +110,7 @@ class _Loader:
                     self._take("serde", tier["serde"], j, ("l2", i, "serde", j))
                 self._check_capacity(i, tier)
         self._name_tiers(data)
+        self.faults += quota_faults(data, self._tree)
         self._check_hooks(data)
         config = validate(Config, data, self._tree, self.faults, context={"specs": self._specs})
         return None if self.faults else config

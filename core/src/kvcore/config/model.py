@@ -87,6 +87,9 @@ class L1Config(PluginConfig):
     lease: Duration = Field(default=60.0, gt=0)
     """A lease that was not ended by then is taken back. It bounds how long a dead worker holds memory."""
 
+    ttl: Duration | None = Field(default=None, gt=0)
+    """An object that has been in L1 for so long is a miss, and deleted. Default: it stays while there is room."""
+
 
 class TierConfig(PluginConfig):
     """One tier behind L1."""
@@ -117,6 +120,10 @@ class TierConfig(PluginConfig):
 
     eviction: Plugin
     """With `capacity`: the eviction policy. Default: `lru`."""
+
+    ttl: Duration | None = Field(default=None, gt=0)
+    """An object that has been in this tier for so long is a miss, and deleted. The storage must be able to list its
+    objects. Default: it stays while there is room."""
 
     timeout: Duration = Field(default=10.0, gt=0)
     """Deadline of one operation on the storage."""
@@ -185,6 +192,11 @@ class Config(PluginConfig):
     l2: tuple[TierConfig, ...] = ()
     """The tiers behind L1. All are asked at once; the first in this order that has an object serves it. Default without
     a configuration file: one `disk` tier when kvcore-disk is installed, else none."""
+
+    tenants: dict[str, dict[str, Size]] = {}
+    """Quotas, so that no tenant lives at another's cost: tenant -> `l1` or a tier's name -> bytes, as in
+    `{alice: {l1: 2GiB, disk: 50GiB}, default: {l1: 1GiB}}`. `default` is for each tenant that is not named, the one
+    without a name included; without it, those have what the named ones leave. Default: nobody has a quota."""
 
     hooks: tuple[Plugin, ...] = ()
     """Observers and wrappers to load: hooks plugins, in order."""

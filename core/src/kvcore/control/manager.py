@@ -7,14 +7,15 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvcore.api import ObjectEvent, ObjectLayout, format_size
+from kvcore.api import EvictionPolicy, ObjectEvent, ObjectLayout, format_size
 from kvcore.config import Config, TierConfig
 from kvcore.control.admission import LoadAdmission
 from kvcore.control.fetch import Fetcher
 from kvcore.control.loop import LoopThread
 from kvcore.control.residents import Residents
-from kvcore.control.spill import SpillController
+from kvcore.control.spill import FREE_SHARE, SpillController
 from kvcore.control.store import StoreController, WritePolicy
+from kvcore.control.tenancy import Tenancy, division
 from kvcore.control.tiers import DRAIN_S as TIER_DRAIN_S
 from kvcore.control.tiers import Tiers
 from kvcore.l1 import L1, Arena, L1Object, ObjectSpace
@@ -51,7 +52,8 @@ class StorageManager:
         self.reaped_at = time.monotonic()
         """When the reaper last ran, which is every `REAP_S`."""
         self.loop = LoopThread("kvcore-io")
-        self._tiers = Tiers(self.loop, registry, metrics, config.lookup_timeout)
+        tenants = config.tenants if with_l1 else {}
+        self._tiers = Tiers(self.loop, registry, metrics, config.lookup_timeout, tenants)
         self.tiers: list[Tier] = self._tiers.open
         self.arena: Arena | None = None
         self.layouts: dict[ObjectSpace, ObjectLayout] = {}
@@ -114,7 +116,23 @@ class StorageManager:
         config = self.config.l1
         size = max(MIN_AUTO_BYTES, available_memory() // 4) if config.size == "auto" else int(config.size)
         self.arena = Arena(size)
-        self.l1 = L1(self.arena, self.create("eviction", config.eviction), lease_s=config.lease, on_evict=self._evicted)
+
+        def make_policy() -> EvictionPolicy:
+            policy: EvictionPolicy = self.create("eviction", config.eviction)
+            return policy
+
+        spills = any(t.write == "evicted" for t in self.config.l2)
+        divided = division(self.config.tenants, "l1", make_policy, int(self.arena.size * FREE_SHARE) if spills else 0)
+        self.l1 = L1(
+            self.arena,
+            make_policy(),
+            lease_s=config.lease,
+            on_evict=self._evicted,
+            division=divided,
+            ttl_s=config.ttl,
+        )
+        self.tenancy = Tenancy(tuple(self.config.tenants), self.l1, self.tiers, self.loop, self.layouts)
+        self._tiers.joined = self.tenancy.joined
         self.residents = Residents(self.l1, self.hooks)
         policies = [self._write_policy(t) for t in self.config.l2]
         self.stores = StoreController(
@@ -152,18 +170,29 @@ class StorageManager:
 
     def _write_policy(self, config: TierConfig) -> WritePolicy:
         assert self.arena is not None
-        return WritePolicy(min(int(config.queue_size), self.arena.size // 2), config.write, config.promote)
+        queue = min(int(config.queue_size), self.arena.size // 2)
+        return WritePolicy(queue, config.write, config.promote, bool(self.config.tenants))
 
     # -- running and closing -----------------------------------------------------------------------------------------
 
+    async def _expire(self) -> None:
+        for tier in list(self.tiers):
+            await tier.expire()
+
     async def _reap(self) -> None:
+        expiring = self.loop.spawn(self._expire())
         while True:
             await asyncio.sleep(REAP_S)
             reads, writes = self.l1.reap()
             self.reaped_at = time.monotonic()
             self.metrics.add("expired_leases", reads, "read")
             self.metrics.add("expired_leases", writes, "write")
+            self.metrics.add("expired_objects", self.l1.take_expired(), "l1")
             self.residents.tell()
+            self.tenancy.forget()
+            self.tenancy.refresh(self.metrics)
+            if expiring.done():  # a storage may take its time
+                expiring = self.loop.spawn(self._expire())
             if writes:
                 logger.warning("%d write leases ran out: their slots wait for the holder's answer", writes)
 

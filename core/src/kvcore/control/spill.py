@@ -38,7 +38,8 @@ class SpillController:
     async def flush(self, timeout_s: float) -> None:
         """Give up all of L1 that nobody uses, for at most `timeout_s`."""
         if self._stores.spill_tiers:
-            await asyncio.wait((self._loop.spawn(self._spill(lambda: _STEP_BYTES)),), timeout=timeout_s)
+            everything = self._spill(lambda: _STEP_BYTES, everything=True)
+            await asyncio.wait((self._loop.spawn(everything),), timeout=timeout_s)
 
     def _short(self) -> int:
         """Bytes that are missing to the share that is kept free, less what is on its way out."""
@@ -54,14 +55,14 @@ class SpillController:
         finally:
             self._running = False
 
-    async def _spill(self, short: Callable[[], int]) -> None:
+    async def _spill(self, short: Callable[[], int], everything: bool = False) -> None:
         while (missing := short()) > 0 and any(t.breaker.closed for t in self._stores.spill_tiers):
             # what is given up overshoots by less than an object; an empty queue takes one of any size
             room = self._stores.spill_room - max((x.nbytes for x in self._layouts.values()), default=0)
             if room <= 0 and self._stores.spill_bytes:
                 await asyncio.sleep(_WAIT_S)
                 continue
-            leases = self._l1.give_up(max(1, min(missing, _STEP_BYTES, room)))
+            leases = self._l1.give_up(max(1, min(missing, _STEP_BYTES, room)), everything)
             if not leases:
                 return
             for lease in leases:

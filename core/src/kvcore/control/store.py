@@ -5,7 +5,6 @@ Loads have no queue, so backpressure never costs a load.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from kvcore.api import ObjectEvent, ObjectLayout
 from kvcore.control.events import sort_events
 from kvcore.control.loop import LoopThread
 from kvcore.control.reuse import Reuse
+from kvcore.control.waiting import Waiting
 from kvcore.l1 import L1, L1Object, ObjectSpace, ReadLease
 from kvcore.l2 import Stores, Tier, Transfer
 from kvcore.observe import Metrics, logger
@@ -26,11 +26,13 @@ class WritePolicy(NamedTuple):
         queue_bytes: how much may wait.
         write: `all`, `reused`, `evicted` or `none`.
         promote: objects that a later tier had, too.
+        divided: tenants have quotas: none of them may take all of the queue.
     """
 
     queue_bytes: int
     write: str = "all"
     promote: bool = True
+    divided: bool = False
 
 
 class _Job:
@@ -203,8 +205,7 @@ class _Queue:
         self.tier = tier
         self.policy = policy
         self.reuse = Reuse() if policy.write == "reused" else None
-        self.waiting_bytes = 0
-        self.jobs: deque[tuple[_Job, list[L1Object]]] = deque()
+        self.jobs: Waiting[tuple[_Job, list[L1Object]]] = Waiting(policy.queue_bytes, policy.divided)
         self.pending = 0
         """Objects queued or being written."""
         self.idle = asyncio.Event()
@@ -214,10 +215,18 @@ class _Queue:
         self._running = 0
         self._workers = max(1, tier.storage.preferred_concurrency)
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes queued or being written."""
+        return self.jobs.nbytes
+
     def put(self, job: _Job) -> None:
         """Queue the front of the job that there is room for; one object always fits an empty queue."""
-        nbytes = job.objects[0].space.nbytes
-        fits = max((self.policy.queue_bytes - self.waiting_bytes) // nbytes, int(not self.waiting_bytes))
+        space = job.objects[0].space
+        nbytes = space.nbytes
+        # what waits is leased: a tenant's lookups and stores need the rest of its share
+        fits = self.jobs.room(space.tenant, self._controller.l1.share(space) // 2) // nbytes
+        fits = max(fits, int(not self.waiting_bytes))
         reason = "queue_full"
         if not self.tier.breaker.closed and self.waiting_bytes > 0:
             fits, reason = 0, "tier_down"
@@ -234,9 +243,10 @@ class _Queue:
         size = self.tier.batch_size(len(taken), nbytes)
         pieces = [taken[at : at + size] for at in range(0, len(taken), size)]
         job.open_ends += len(pieces) - 1
-        self._account(nbytes * len(taken))
+        self._account(taken, 1)
         self.pending += len(taken)
-        self.jobs.extend((job, piece) for piece in pieces)
+        for piece in pieces:
+            self.jobs.put(space.tenant, (job, piece))
         self.idle.clear()
         while self._running < min(self._workers, len(self.jobs)):
             self._running += 1
@@ -250,10 +260,10 @@ class _Queue:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.idle.wait(), timeout_s)
         while self.jobs:
-            job, objects = self.jobs.popleft()
+            job, objects = self.jobs.take()
             dropped += len(objects)
             self.pending -= len(objects)
-            self._account(-objects[0].space.nbytes * len(objects))
+            self._account(objects, -1)
             self._controller.finished(job)
         self._controller.metrics.add("tier_dropped", dropped, self.tier.name, "removed")
         if not self._running:
@@ -263,14 +273,14 @@ class _Queue:
     async def _serve(self) -> None:
         try:
             while self.jobs:
-                job, objects = self.jobs.popleft()
+                job, objects = self.jobs.take()
                 try:
                     await self._write(job, objects)
                 except Exception:  # a plugin's fault: these objects stay in L1 only, the queue goes on
                     logger.exception("tier %s: a store failed", self.tier.name)
                 finally:
                     self.pending -= len(objects)
-                    self._account(-objects[0].space.nbytes * len(objects))
+                    self._account(objects, -1)
         finally:
             self._running -= 1
             if not self.jobs and not self._running:
@@ -310,6 +320,7 @@ class _Queue:
                 self.reuse.refused(event.key for event in failed)
             self._controller.on_failed(failed)
 
-    def _account(self, nbytes: int) -> None:
-        self.waiting_bytes += nbytes
+    def _account(self, objects: Sequence[L1Object], sign: int) -> None:
+        space = objects[0].space
+        self.jobs.account(space.tenant, sign * space.nbytes * len(objects))
         self._controller.metrics.set("tier_queue_bytes", self.waiting_bytes, self.tier.name)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvcore.api import ConfigError, Entry, KVCoreError, ObjectEvent, PluginError, Serde, StorageError
+from kvcore.api import ConfigError, Entry, EvictionPolicy, KVCoreError, ObjectEvent, PluginError, Serde, StorageError
 from kvcore.config import TierConfig
 from kvcore.control.loop import LoopThread
 from kvcore.control.store import StoreController, WritePolicy
+from kvcore.control.tenancy import division
 from kvcore.l2 import Capacity, Codec, Threads, Tier, Told
 from kvcore.observe import Metrics, logger
 from kvcore.plugins import PluginSpec, Registry
@@ -35,9 +36,17 @@ class Tiers:
 
     Args:
         useful_s: what takes longer is of no use to a lookup.
+        tenants: their quotas.
     """
 
-    def __init__(self, loop: LoopThread, registry: Registry, metrics: Metrics, useful_s: float) -> None:
+    def __init__(
+        self,
+        loop: LoopThread,
+        registry: Registry,
+        metrics: Metrics,
+        useful_s: float,
+        tenants: Mapping[str, Mapping[str, int]] | None = None,
+    ) -> None:
         self.open: list[Tier] = []
         self.configs: dict[str, TierConfig] = {}
         """By name, those that are being opened and closed included."""
@@ -49,6 +58,9 @@ class Tiers:
         self._registry = registry
         self._metrics = metrics
         self._useful_s = useful_s
+        self._tenants = tenants or {}
+        self.joined: Callable[[Tier], None] = lambda tier: None
+        """Told of a tier that was added, on the loop."""
         self._threads: dict[str, Threads] = {}
         self._decoders: dict[str, Serde | None] = {}
         self._closed = False
@@ -130,6 +142,7 @@ class Tiers:
                 at = names.index(before) if before in names else len(names)
                 stores.add(tier, policy, at)
                 self.open.insert(at, tier)
+                self.joined(tier)
 
             self._loop.submit(join()).result()
             joined = True
@@ -203,9 +216,15 @@ class Tiers:
         return tier
 
     def _capacity(self, config: TierConfig) -> Capacity | None:
-        if config.capacity is None:
+        def make_policy() -> EvictionPolicy:
+            policy: EvictionPolicy = self._registry.create("eviction", config.eviction)
+            return policy
+
+        divided = division(self._tenants, config.name, make_policy)
+        if config.capacity is None and config.ttl is None and divided is None:
             return None
-        return Capacity(int(config.capacity), self._registry.create("eviction", config.eviction))
+        limit = None if config.capacity is None else int(config.capacity)
+        return Capacity(limit, make_policy(), division=divided, ttl_s=config.ttl)
 
     def _decoder(self, tag: str) -> Serde | None:
         if tag not in self._decoders:

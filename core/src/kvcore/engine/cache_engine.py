@@ -6,6 +6,7 @@ Every method returns at once; none raises for a fault of the cache. Bytes are mo
 
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from kvcore.engine.space import ModelSpec, Space
 from kvcore.l1 import L1Object, ObjectSpace, WriteLease
 from kvcore.observe import Metrics, Throttle, logger
 from kvcore.plugins import Registry, registry_from_env
+from kvcore.tenants import Usage
 from kvcore.transfer.plan import Copy
 
 
@@ -47,8 +49,10 @@ class CacheEngine:
         self._object_spaces: dict[tuple[bytes, int], ObjectSpace] = {}
         self._plans: dict[int, tuple[Space, list[tuple[int, WriteLease]], dict[bytes, bytes]]] = {}
         self._plan_ids = itertools.count(1)
-        self.registered: dict[bytes, Space] = {}
-        """Namespace -> what was last registered under it."""
+        self.registered: weakref.WeakValueDictionary[bytes, Space] = weakref.WeakValueDictionary()
+        """Namespace -> the space registered under it, while anybody holds it."""
+        manager.tenancy.held = self.registered.__contains__
+        manager.tenancy.forgotten = self._forget
         self._lock = threading.Lock()
         self._log = Throttle()
         self._presence = Presence(manager, name)
@@ -85,11 +89,17 @@ class CacheEngine:
         """Register a model whose keys another process makes, with the `key_scheme` and `salt` of that one."""
         name = spaces.namespace(spec, chunk_tokens, key_scheme, self.manager.lossy_tags, salt, tenant)
         assert self.manager.arena is not None
-        space = Space(spec, self._keys, name, chunk_tokens, self.descriptor, tenant)
-        for g, layout in enumerate(space.groups):
-            self._object_spaces[name, g] = self.l1.space(name, g, layout.nbytes)
-            self.manager.layouts[self._object_spaces[name, g]] = layout
-        self.registered[name] = space
+        with self._lock:
+            known = self.registered.get(name)
+            if known is not None:
+                return known
+            space = Space(spec, self._keys, name, chunk_tokens, self.descriptor, tenant)
+            self.registered[name] = space  # first: from now on L1 may not forget it
+            for g, layout in enumerate(space.groups):
+                self._object_spaces[name, g] = self.l1.space(name, g, layout.nbytes, tenant)
+                self.manager.layouts[self._object_spaces[name, g]] = layout
+        self.manager.tenancy.bind(name, tenant)
+        self.manager.tenancy.forget()  # of many that come in a second, those that are gone again
         largest = max(layout.nbytes for layout in space.groups)
         if largest > self.manager.arena.size:
             logger.warning("an object has %d bytes, more than L1: nothing of this model can be cached", largest)
@@ -277,6 +287,37 @@ class CacheEngine:
         """L1's table for one group of a registered model."""
         return self._object_spaces[space.namespace, group]
 
+    def pin(self, space: Space, hashes: Sequence[bytes], seconds: float) -> int:
+        """Keep the chunks at the front of `hashes` in L1 for `seconds` from now, whatever else comes; how many are.
+
+        Those that are resident: look them up and `retrieve` them first. Pins hold at most half of what the tenant can
+        rely on (of L1, where it is not divided), and count as leased. A pin that is there ends at the new time.
+        """
+        if self.manager.closed:
+            return 0
+        pinned = [self.l1.pin(self.object_space(space, g), hashes, seconds) for g in range(len(space.groups))]
+        return min(pinned)
+
+    def unpin(self, space: Space, hashes: Sequence[bytes]) -> int:
+        """End the pins of these chunks; how many had one."""
+        if self.manager.closed:
+            return 0
+        return max(self.l1.unpin(self.object_space(space, g), hashes) for g in range(len(space.groups)))
+
+    def tenants(self) -> dict[str, dict[str, Usage]]:
+        """Tenant -> place (`l1` or a tier's name) -> bytes it holds and has leased, its quota and its share. Only
+        places in which anybody has a quota. Raises `TimeoutError` when a plugin blocks the tiers."""
+        return {} if self.manager.closed else self.manager.tenancy.usage()
+
+    def set_quota(self, tenant: str, place: str, nbytes: int | None) -> None:
+        """Change a tenant's quota while the cache serves; None takes it away. Tenant `default`: that of all others.
+
+        Who is over it gives up objects when room is needed. Raises `ConfigError` for a place that is not there, is not
+        divided, or is smaller.
+        """
+        if not self.manager.closed:
+            self.manager.tenancy.set_quota(tenant, place, nbytes)
+
     def metrics_text(self) -> str:
         """All metrics in the Prometheus text format."""
         return self.metrics.text()
@@ -293,6 +334,12 @@ class CacheEngine:
         """Have `observer`'s methods `stored(events)`, `evicted(events)` and so on called, as those of `hooks:` are."""
         self.manager.hooks.add(name, observer)
         self.manager.residents.watch()
+
+    def _forget(self, gone: Sequence[ObjectSpace]) -> None:
+        with self._lock:
+            for space in gone:
+                if self._object_spaces.get((space.namespace, space.group)) is space:
+                    del self._object_spaces[space.namespace, space.group]
 
     def _event(self, obj: L1Object, space: Space | None, parents: Mapping[bytes, bytes]) -> ObjectEvent:
         tokens = space.chunk_tokens if space is not None else 0

@@ -79,6 +79,7 @@ class L1:
         self._expired: dict[WriteLease, None] = {}
         self._pins = Pins(arena.size, self._shares)
         self.quarantined_bytes = 0
+        self._expired_objects = 0
 
     # -- spaces and tenants ------------------------------------------------------------------------------------------
 
@@ -88,7 +89,7 @@ class L1:
             space = self._spaces.get((namespace, group))
             if space is None:
                 pool = self._pool if self._shares is None else self._shares.account(tenant)
-                space = self._spaces[namespace, group] = ObjectSpace(namespace, group, nbytes, pool)
+                space = self._spaces[namespace, group] = ObjectSpace(namespace, group, nbytes, tenant, pool)
                 pool.spaces.append(space)
         if space.nbytes != nbytes:
             raise ValueError(f"objects of this namespace have {space.nbytes} bytes, not {nbytes}")
@@ -137,12 +138,16 @@ class L1:
         with self._lock:
             return {} if self._shares is None else self._shares.usage()
 
-    def set_quota(self, tenant: str, nbytes: int | None) -> None:
-        """Change a quota, see `Shares.set_quota`. Raises `ValueError` when L1 is not divided."""
-        if self._shares is None:
-            raise ValueError("L1 is not divided among tenants")
-        with self._lock:
-            self._shares.set_quota(tenant, nbytes)
+    @property
+    def divided(self) -> bool:
+        """Tenants have quotas."""
+        return self._shares is not None
+
+    def set_quota(self, tenant: str | None, nbytes: int | None) -> None:
+        """See `Shares.set_quota`. Nothing when L1 is not divided."""
+        if self._shares is not None:
+            with self._lock:
+                self._shares.set_quota(tenant, nbytes)
 
     def share(self, space: ObjectSpace) -> int:
         """Bytes that the tenant of this space can rely on; all when L1 is not divided."""
@@ -405,6 +410,12 @@ class L1:
             gone, self._room.gone = self._room.gone, []
         return gone
 
+    def take_expired(self) -> int:
+        """How many objects' time has ended since the last call."""
+        with self._lock:
+            count, self._expired_objects = self._expired_objects, 0
+        return count
+
     @property
     def free_bytes(self) -> int:
         """Bytes of the arena that hold nothing."""
@@ -499,10 +510,12 @@ class L1:
         over = aging.due(self._clock())
         if not over:
             return
+        self._expired_objects += len(over)
         for space in dict.fromkeys(o.space for o in over):
             some = [o for o in over if o.space is space]
             if not space.pool.remove(some):
                 aging.came(some, self._clock())  # its policy may still name them; again later
+                self._expired_objects -= len(some)
                 continue
             self._room.drop([o for o in some if not o.readers], "expired")
             self._room.detach(space, [o for o in some if o.readers])

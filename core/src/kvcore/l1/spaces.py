@@ -12,15 +12,16 @@ if TYPE_CHECKING:
 
 
 class ObjectSpace:
-    """The objects of one namespace and group, all `nbytes` long. `pool` is the account of its tenant."""
+    """The objects of one namespace and group, all `nbytes` long, of one tenant. `pool` is where its objects count."""
 
-    __slots__ = ("group", "namespace", "nbytes", "objects", "pool", "slot_bytes", "staging")
+    __slots__ = ("group", "namespace", "nbytes", "objects", "pool", "slot_bytes", "staging", "tenant")
 
-    def __init__(self, namespace: bytes, group: int, nbytes: int, pool: "Pool") -> None:
+    def __init__(self, namespace: bytes, group: int, nbytes: int, tenant: str, pool: "Pool") -> None:
         self.namespace = namespace
         self.group = group
         self.nbytes = nbytes
         self.slot_bytes = round_up(nbytes)
+        self.tenant = tenant
         self.pool = pool
         self.objects: dict[bytes, L1Object] = {}
         self.staging: dict[bytes, L1Object] = {}

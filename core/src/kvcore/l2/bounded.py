@@ -1,11 +1,13 @@
-"""Calls to a storage that holds no capacity of its own, kept within one."""
+"""Calls to a storage, kept within a capacity, the quotas of tenants and a time to live that it does not know itself."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 
 from kvcore.api import (
+    MISSING,
     BlockingStorage,
     Entry,
+    Failed,
     Item,
     Loaded,
     LoadOutcome,
@@ -47,19 +49,19 @@ class BoundedCalls(Calls):
         super().__init__(storage, name, timeout_s)
         self._capacity = capacity
         self._on_evict = on_evict
-        self._making_room = asyncio.Lock()
         self._finished = asyncio.Event()
         self._counting: asyncio.Task[None] | None = None
 
     @property
     def max_object_bytes(self) -> int | None:
-        return min(super().max_object_bytes or self._capacity.limit, self._capacity.limit)
+        limits = [n for n in (super().max_object_bytes, self._capacity.limit) if n is not None]
+        return min(limits, default=None)
 
     async def open(self) -> None:
-        if self.storage.evicts:
+        if self.storage.evicts and self._capacity.limit is not None:
             raise StorageError("it keeps to a capacity of its own: set `storage.capacity`, not the tier's `capacity`")
         if type(self.storage).list in (Storage.list, BlockingStorage.list):
-            raise StorageError("it cannot list what it holds, so the tier cannot keep a `capacity`")
+            raise StorageError("it cannot list what it holds, so the tier cannot keep a `capacity`, a quota or a `ttl`")
         await super().open()
         self._counting = asyncio.create_task(self._count())
 
@@ -68,55 +70,86 @@ class BoundedCalls(Calls):
             self._counting.cancel()
         await super().close()
 
+    async def exists(self, keys: Sequence[ObjectKey], timeout_s: float | None = None) -> list[bool]:
+        found = await super().exists(keys, timeout_s)
+        return [there and not self._capacity.expired(k) for k, there in zip(keys, found, strict=True)]
+
     async def load(self, items: Sequence[Item]) -> list[LoadOutcome]:
-        outcomes = await super().load(items)
-        answered = list(zip(items, outcomes, strict=True))
+        fresh = [i for i in items if not self._capacity.expired(i.key)]
+        answered = list(zip(fresh, await super().load(fresh) if fresh else [], strict=True))
         self._capacity.touch([i.key for i, o in reversed(answered) if isinstance(o, Loaded)])
         self._capacity.remove([i.key for i, o in answered if isinstance(o, Missing)])
-        return outcomes
+        outcomes = {i.key: o for i, o in answered}
+        return [outcomes.get(i.key, MISSING) for i in items]
 
     async def store(self, items: Sequence[Item]) -> list[StoreOutcome]:
+        capacity, namespace = self._capacity, items[0].key.namespace
+        others = [i for i in items if i.key.namespace != namespace]
+        if others:  # room is made for one tenant at a time
+            outcomes = dict(zip([i.key for i in others], await self.store(others), strict=True))
+            first = [i for i in items if i.key.namespace == namespace]
+            outcomes |= zip([i.key for i in first], await self.store(first), strict=True)
+            return [outcomes[i.key] for i in items]
         nbytes = sum(i.nbytes for i in items)
-        if nbytes > self._capacity.limit and len(items) > 1:
+        if len(items) > 1 and nbytes > capacity.most(namespace):
             half = len(items) // 2
             return [*await self.store(items[:half]), *await self.store(items[half:])]
-        await self._make_room(nbytes)
+        over = [i.key for i in items if capacity.expired(i.key)]
+        if over:  # a storage may keep what it has
+            await self.delete(over)
+        if not await self._make_room(namespace, nbytes):
+            return [Failed("its tenant's quota of this tier is in use by what is being written", "full")] * len(items)
         try:
-            outcomes = await super().store(items)
+            stored = await super().store(items)
         except Exception:  # it may have come to be, or come to be later
             self._account(items)
             raise
         finally:
-            self._capacity.coming -= nbytes
+            capacity.expect(namespace, -nbytes)
             self._finished.set()
-        self._account([i for i, o in zip(items, outcomes, strict=True) if isinstance(o, Stored)])
-        return outcomes
+        self._account([i for i, o in zip(items, stored, strict=True) if isinstance(o, Stored)])
+        return stored
+
+    async def expire(self) -> list[Entry]:
+        """Delete objects whose time is over; which those were."""
+        gone: list[Entry] = []
+        while over := self._capacity.due(DELETED_AT_ONCE):
+            entries = self._capacity.entries(over)
+            await self.delete(over)
+            gone += entries
+        return gone
 
     def _account(self, items: Sequence[Item]) -> None:
-        self._capacity.add(Entry(i.key, i.nbytes) for i in reversed(items))  # the head of a prefix goes last
+        # the head of a prefix goes last
+        self._capacity.add((Entry(i.key, i.nbytes) for i in reversed(items)), stored=True)
 
-    async def _make_room(self, nbytes: int) -> None:
-        """Delete until `nbytes` more fit, and keep them free."""
+    async def _make_room(self, namespace: bytes, nbytes: int) -> bool:
+        """Delete until `nbytes` more fit, and keep them free. False when the tenant's rights do not reach so far."""
         capacity = self._capacity
-        async with self._making_room:
-            while capacity.over(nbytes) > 0:
-                victims = capacity.victims(nbytes)[:DELETED_AT_ONCE]
+        async with capacity.making_room(namespace):
+            while capacity.missing(namespace, nbytes) > 0:
+                victims = capacity.victims(namespace, nbytes)[:DELETED_AT_ONCE]
                 if victims:
                     gone = capacity.entries(victims)
                     await self.delete(victims)
                     self._on_evict(gone)
-                elif capacity.coming:
+                elif capacity.waits(namespace):
                     self._finished.clear()
                     await self._finished.wait()
+                elif capacity.divided:
+                    return False
                 else:
                     break
-            capacity.coming += nbytes
+            capacity.expect(namespace, nbytes)
+            return True
 
     async def delete(self, keys: Sequence[ObjectKey]) -> None:
         await super().delete(keys)
         self._capacity.remove(keys)
 
     async def usage(self) -> Usage | None:
+        if self._capacity.limit is None:
+            return await super().usage()
         return Usage(self._capacity.used, len(self._capacity), self._capacity.limit)
 
     async def _count(self) -> None:
@@ -128,10 +161,15 @@ class BoundedCalls(Calls):
                     self._capacity.add(entries)
                     missing.difference_update(entry.key for entry in entries)
                 self._capacity.remove(missing)  # known before the listing began, and not in it
-                await self._make_room(0)
+                await self._shrink()
             except Exception as error:
                 logger.warning("tier %s: listing failed, its account is not complete: %s", self._name, error)
             else:
-                if not self.storage.shared:
+                if not (self.storage.shared or self.storage.evicts):
                     return
             await asyncio.sleep(RELIST_S)
+
+    async def _shrink(self) -> None:
+        """Keep to the limit, and each tenant to its quota, also when others have filled the storage."""
+        for namespace in self._capacity.namespaces():
+            await self._make_room(namespace, 0)

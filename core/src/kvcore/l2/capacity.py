@@ -1,8 +1,14 @@
-"""A capacity for storages that hold none of their own: an account of what a tier holds, and victims by a policy."""
+"""What a tier holds, for storages that do not say it themselves: how much, of whom, how old, and who goes first."""
 
-from collections.abc import Iterable, Sequence
+import asyncio
+import heapq
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 from kvcore.api import Entry, EvictionPolicy, ObjectKey
+from kvcore.tenants import Account, Division, Shares, Usage
+
+_UNBOUNDED = 1 << 62
 
 
 class Capacity:
@@ -12,62 +18,277 @@ class Capacity:
     storage each process has an account of its own, brought in line by listing again.
 
     Args:
-        nbytes: the limit; frames count as stored, headers included.
-        policy: who goes first.
+        nbytes: the limit; frames count as stored, headers included. None: the storage looks after that itself.
+        policy: who goes first. With `division`, of objects that belong to no tenant yet.
+        division: how the tier is divided among tenants; without a limit, a quota is the most that a tenant may hold.
+            None: it is not divided.
+        ttl_s: how long an object may stay; None: as long as there is room.
+        clock: seconds since the epoch.
     """
 
-    def __init__(self, nbytes: int, policy: EvictionPolicy) -> None:
+    def __init__(
+        self,
+        nbytes: int | None,
+        policy: EvictionPolicy,
+        *,
+        division: Division | None = None,
+        ttl_s: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.limit = nbytes
         self.used = 0
         self.coming = 0
         """Bytes that are being written."""
-        self._policy = policy
-        self._sizes: dict[ObjectKey, int] = {}
+        self.ttl_s = ttl_s
+        self._clock = clock
+        self._nobody = _Account("", policy)
+        self._shares: Shares[_Account] | None = None
+        if division is not None:
+            make: Callable[[str], _Account] = lambda t: _Account(t, division.make_policy())  # noqa: E731
+            self._shares = Shares(nbytes or _UNBOUNDED, division.quotas, division.default, make)
+        self._spaces: dict[bytes, _Space] = {}
+        self._ends: dict[ObjectKey, float] = {}
+        self._next_ends: list[tuple[float, ObjectKey]] = []  # a heap; what `_ends` contradicts is out of date
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return sum(len(space.sizes) for space in self._spaces.values())
 
-    def add(self, entries: Iterable[Entry]) -> None:
-        """Objects that the storage holds."""
-        new = {e.key: e.nbytes for e in entries if _sound(e) and e.key not in self._sizes}
-        self._sizes.update(new)
-        self.used += sum(new.values())
-        self._policy.insert(list(new), list(new.values()))
+    # -- what is there -----------------------------------------------------------------------------------------------
+
+    def add(self, entries: Iterable[Entry], stored: bool = False) -> None:
+        """Objects that the storage holds; `stored`: as of now."""
+        new: dict[bytes, dict[ObjectKey, int]] = {}
+        for entry in entries:
+            if not _sound(entry):
+                continue
+            known = self._size(entry.key) is not None
+            if not known:
+                new.setdefault(entry.key.namespace, {})[entry.key] = entry.nbytes
+            if self.ttl_s is not None and (stored or not known):
+                now = self._clock()
+                since = now if stored or entry.used_s is None else min(now, entry.used_s)
+                self._ends[entry.key] = since + self.ttl_s
+                heapq.heappush(self._next_ends, (since + self.ttl_s, entry.key))
+        for namespace, sizes in new.items():
+            space = self._space(namespace)
+            space.sizes.update(sizes)
+            space.account.policy.insert(list(sizes), list(sizes.values()))
+            self._count(space.account, sum(sizes.values()))
 
     def touch(self, keys: Sequence[ObjectKey]) -> None:
         """Objects that were used."""
-        self._policy.touch([k for k in keys if k in self._sizes])
+        for space, some in self._by_space(keys):
+            if self._shares is not None and space.account is not self._nobody:
+                self._shares.seen(space.account)
+            space.account.policy.touch(some)
 
     def remove(self, keys: Iterable[ObjectKey]) -> None:
         """Objects that are gone."""
-        gone = [k for k in dict.fromkeys(keys) if k in self._sizes]
-        self.used -= sum(self._sizes.pop(k) for k in gone)
-        self._policy.remove(gone)
-
-    def over(self, nbytes: int) -> int:
-        """By how many bytes `nbytes` more would not fit."""
-        return self.used + self.coming + nbytes - self.limit
-
-    def victims(self, nbytes: int) -> list[ObjectKey]:
-        """Whom to delete so that `nbytes` more fit; they count until they are removed, and are known until then.
-
-        Fewer than needed when there is nobody left.
-        """
-        over = self.over(nbytes)
-        if over <= 0:
-            return []
-        named = [k for k in self._policy.evict(over, _never) if k in self._sizes]
-        chosen = [k for k in named if isinstance(k, ObjectKey)]
-        self._policy.insert(chosen, [self._sizes[k] for k in chosen])  # should deleting them fail
-        return chosen
-
-    def entries(self, keys: Sequence[ObjectKey]) -> list[Entry]:
-        """What the account says of these objects."""
-        return [Entry(k, self._sizes[k]) for k in keys if k in self._sizes]
+        for space, some in self._by_space(dict.fromkeys(keys)):
+            self._count(space.account, -sum(space.sizes.pop(k) for k in some))
+            space.account.policy.remove(some)
+            for key in some if self.ttl_s is not None else ():
+                self._ends.pop(key, None)
+            if not space.sizes and not space.bound:
+                del self._spaces[some[0].namespace]
+                self._left(space.account)
 
     def known(self) -> set[ObjectKey]:
         """The keys now in the account."""
-        return set(self._sizes)
+        return {key for space in self._spaces.values() for key in space.sizes}
+
+    def entries(self, keys: Sequence[ObjectKey]) -> list[Entry]:
+        """Those of `keys` that are known, with their sizes."""
+        return [Entry(k, size) for k in keys if (size := self._size(k)) is not None]
+
+    # -- room --------------------------------------------------------------------------------------------------------
+
+    def over(self, nbytes: int) -> int:
+        """By how many bytes `nbytes` more would not fit."""
+        return -_UNBOUNDED if self.limit is None else self.used + self.coming + nbytes - self.limit
+
+    def expect(self, namespace: bytes, nbytes: int) -> None:
+        """So many bytes are being written (or, negative, are so no longer)."""
+        self.coming += nbytes
+        account = self._account(namespace)
+        account.coming += nbytes
+        if self._shares is not None and account is not self._nobody:
+            self._shares.add(account, nbytes)
+
+    def most(self, namespace: bytes) -> int:
+        """Bytes of this namespace that can be there at once, at best."""
+        account, limit = self._account(namespace), _UNBOUNDED if self.limit is None else self.limit
+        if self._shares is None or account is self._nobody:
+            return limit
+        return max(self._shares.share(account), min(limit, self._shares.quota(account)))
+
+    def making_room(self, namespace: bytes) -> asyncio.Lock:
+        """Held while room is made for this tenant, so that no more goes than must."""
+        return self._account(namespace).lock
+
+    def waits(self, namespace: bytes) -> bool:
+        """Something is being written that can be deleted once it is there. Of a tenant's own, where there are any."""
+        return bool(self.coming if self._shares is None else self._account(namespace).coming)
+
+    def missing(self, namespace: bytes, nbytes: int) -> int:
+        """By how many bytes `nbytes` more of this namespace would not fit. Not above 0: they may be written."""
+        account = self._account(namespace)
+        if self.limit is None and self._shares is not None and account is not self._nobody:
+            return account.used + nbytes - self._shares.quota(account)
+        return self.over(nbytes)
+
+    def victims(self, namespace: bytes, nbytes: int) -> list[ObjectKey]:
+        """Whom to delete so that `nbytes` more of this namespace fit; they count until they are removed, and are known
+        until then.
+
+        Fewer than needed when there is nobody left, or only objects of tenants that are within their shares.
+        """
+        over = self.missing(namespace, nbytes)
+        if over <= 0:
+            return []
+        account = self._account(namespace)
+        if self._shares is None or (account is self._nobody and self._nobody.used):
+            return self._choose(self._nobody, over)
+        if self.limit is None:
+            return self._choose(account, over)
+        asking = None if account is self._nobody else account
+        within = asking is None or asking.used + nbytes <= self._shares.quota(asking)
+        if within and self._nobody.used and (chosen := self._choose(self._nobody, over)):
+            return chosen
+        for donor, most in self._shares.donors(asking, nbytes):
+            chosen = self._choose(donor, min(over, most))
+            if chosen:
+                return chosen
+        return []
+
+    @property
+    def divided(self) -> bool:
+        """Tenants have quotas."""
+        return self._shares is not None
+
+    def namespaces(self) -> list[bytes]:
+        """One namespace for each tenant that holds something."""
+        return list({space.account.tenant: namespace for namespace, space in self._spaces.items()}.values())
+
+    # -- tenants -----------------------------------------------------------------------------------------------------
+
+    def bind(self, namespace: bytes, tenant: str) -> None:
+        """Objects of this namespace are the tenant's."""
+        if self._shares is None:
+            return
+        space = self._space(namespace)
+        space.bound = True
+        if space.account is not self._nobody:
+            return
+        sizes, nbytes = list(space.sizes.values()), sum(space.sizes.values())
+        self._nobody.policy.remove(list(space.sizes))
+        self._count(self._nobody, -nbytes)
+        space.account = self._shares.account(tenant)
+        space.account.spaces += 1
+        space.account.policy.insert(list(space.sizes), sizes)
+        self._count(space.account, nbytes)
+
+    def unbind(self, namespace: bytes) -> None:
+        """Nobody uses this namespace any more. What is there stays its tenant's; one with nothing is forgotten."""
+        space = self._spaces.get(namespace)
+        if space is not None:
+            space.bound = False
+            if not space.sizes:
+                del self._spaces[namespace]
+                self._left(space.account)
+
+    def tenants(self) -> dict[str, Usage]:
+        """Each tenant's part; empty when the tier is not divided."""
+        return {} if self._shares is None else self._shares.usage()
+
+    def set_quota(self, tenant: str | None, nbytes: int | None) -> None:
+        """See `Shares.set_quota`. Nothing for a tier that is not divided."""
+        if self._shares is not None:
+            self._shares.set_quota(tenant, nbytes)
+
+    # -- age ---------------------------------------------------------------------------------------------------------
+
+    def expired(self, key: ObjectKey) -> bool:
+        """The object's time is over: it counts as absent."""
+        return self.ttl_s is not None and self._ends.get(key, float("inf")) <= self._clock()
+
+    def due(self, most: int) -> list[ObjectKey]:
+        """Up to `most` objects whose time is over. They are named again until they are removed."""
+        now, found = self._clock(), dict[ObjectKey, float]()
+        while self._next_ends and len(found) < most and self._next_ends[0][0] <= now:
+            end, key = heapq.heappop(self._next_ends)
+            if self._ends.get(key) == end:
+                found[key] = end
+        for key, end in found.items():
+            heapq.heappush(self._next_ends, (end, key))
+        return list(found)
+
+    # -- helpers -----------------------------------------------------------------------------------------------------
+
+    def _space(self, namespace: bytes) -> "_Space":
+        space = self._spaces.get(namespace)
+        if space is None:
+            space = self._spaces[namespace] = _Space(self._nobody)
+        return space
+
+    def _account(self, namespace: bytes) -> "_Account":
+        space = self._spaces.get(namespace)
+        return self._nobody if space is None else space.account
+
+    def _size(self, key: ObjectKey) -> int | None:
+        space = self._spaces.get(key.namespace)
+        return None if space is None else space.sizes.get(key)
+
+    def _by_space(self, keys: Iterable[ObjectKey]) -> list[tuple["_Space", list[ObjectKey]]]:
+        """Those that are known."""
+        found: dict[bytes, list[ObjectKey]] = {}
+        for key in keys:
+            if self._size(key) is not None:
+                found.setdefault(key.namespace, []).append(key)
+        return [(self._spaces[namespace], some) for namespace, some in found.items()]
+
+    def _count(self, account: "_Account", nbytes: int) -> None:
+        self.used += nbytes
+        if self._shares is not None and account is not self._nobody:
+            self._shares.add(account, nbytes)
+        else:
+            account.used += nbytes
+
+    def _left(self, account: "_Account") -> None:
+        if self._shares is not None and account is not self._nobody:
+            account.spaces -= 1
+            if not account.spaces and not account.used:
+                self._shares.forget(account)
+
+    def _choose(self, account: "_Account", nbytes: int) -> list[ObjectKey]:
+        named = [k for k in account.policy.evict(nbytes, _never) if isinstance(k, ObjectKey)]
+        sizes = {k: size for k in named if (size := self._size(k)) is not None}
+        mine = [k for k in sizes if self._spaces[k.namespace].account is account]
+        account.policy.insert(mine, [sizes[k] for k in mine])  # should deleting them fail
+        return mine
+
+
+class _Account(Account):
+    """One tenant's objects in the order in which they go."""
+
+    def __init__(self, tenant: str, policy: EvictionPolicy) -> None:
+        super().__init__(tenant)
+        self.policy = policy
+        self.spaces = 0
+        """Namespaces that are known to be its."""
+        self.coming = 0
+        self.lock = asyncio.Lock()
+
+
+class _Space:
+    """One namespace's objects. `bound`: somebody uses it."""
+
+    __slots__ = ("account", "bound", "sizes")
+
+    def __init__(self, account: _Account) -> None:
+        self.account = account
+        self.sizes: dict[ObjectKey, int] = {}
+        self.bound = False
 
 
 def _sound(entry: Entry) -> bool:

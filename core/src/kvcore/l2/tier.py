@@ -33,6 +33,7 @@ from kvcore.l2.frame import HEADER_BYTES
 from kvcore.l2.speed import LoadSpeed
 from kvcore.l2.threads import DeadlineExceeded, Threads
 from kvcore.l2.told import Told
+from kvcore.l2.turns import Turns
 from kvcore.observe import Metrics, Throttle, logger
 
 KEEP = ("version", "unknown_serde")
@@ -84,7 +85,7 @@ class Tier:
         timeout_s: the deadline of every storage call, and of encoding or decoding a batch.
         useful_s: an answer to `exists` that takes longer is of no use to a lookup, and a load that takes longer counts
             against the tier.
-        capacity: for a storage that keeps to none by itself; None: unlimited.
+        capacity: the account, for a capacity, quotas or a time to live that the storage does not keep itself.
         always: it is loaded from however long it takes.
         told: hears what was deleted to keep to `capacity`.
     """
@@ -107,6 +108,8 @@ class Tier:
         self.codec = codec
         self.storage = storage
         self.told = told or Told()
+        self.account = capacity
+        """What is known of what it holds, where kvcore looks after that itself."""
         self._calls = Calls(storage, name, timeout_s)
         if capacity is not None:
             self._calls = BoundedCalls(storage, name, timeout_s, capacity, self._evicted)
@@ -121,7 +124,7 @@ class Tier:
         self._opening: asyncio.Task[None] | None = None
         self._metrics = metrics
         self._log = Throttle()
-        self._slots = asyncio.Semaphore(max(1, storage.preferred_concurrency))
+        self._slots = Turns(max(1, storage.preferred_concurrency))
         self._staging = StagingPool(8 * max(1, storage.preferred_concurrency))
         self._unreadable: set[ObjectKey] = set()
         self._always = always
@@ -240,7 +243,7 @@ class Tier:
         if not wanted or not self.usable:
             return down
         with self._call():
-            async with self._slots:  # the breaker may open while this waits
+            async with self._slots.turn(wanted[0].key.namespace):  # the breaker may open while this waits
                 return await self._load(wanted) if self.usable else down
 
     async def store(self, given: Sequence[Transfer], held: Callable[[], bool] = lambda: True) -> Stores:
@@ -253,7 +256,7 @@ class Tier:
         if not given or not self.usable:
             return down
         with self._call():
-            async with self._slots:
+            async with self._slots.turn(given[0].key.namespace):
                 return await self._store(given, held) if self.usable else down
 
     def load_seconds(self, nbytes: int) -> float:
@@ -283,6 +286,19 @@ class Tier:
         """What the storage lists, `batch` objects at a time. Raises what the storage raises, `NotImplementedError`
         where it cannot list."""
         return self._calls.entries(batch)
+
+    async def expire(self) -> None:
+        """Delete objects whose time is over; a fault is counted."""
+        if not isinstance(self._calls, BoundedCalls) or not self._opened or not self.usable:
+            return
+        try:
+            with self._call():
+                gone = await self._calls.expire()
+        except Exception as error:
+            self._failed("delete", 1, error)
+            return
+        self._metrics.add("expired_objects", len(gone), self.name)
+        self.told.evicted(gone)
 
     async def usage(self) -> Usage | None:
         """What the storage holds, or None."""

@@ -24,6 +24,10 @@ _FAILURES = (
     "decoding failed), `lease_expired`, `closed`, or a word of the storage's own"
 )
 _OP = "`load`, `store`"
+_TENANT = {
+    "tenant": "as in `tenants:`; `other`: all tenants together that it does not name",
+    "place": "`l1`, or a tier's name",
+}
 
 METRICS: dict[str, Spec] = {
     "lookups": Spec("counter", "Lookups answered"),
@@ -97,6 +101,11 @@ METRICS: dict[str, Spec] = {
     ),
     "l1_objects": Spec("gauge", "Objects resident in L1"),
     "leases": Spec("gauge", "Leases held"),
+    "expired_objects": Spec(
+        "counter", "Objects deleted because their `ttl` was over", {"place": "`l1`, or a tier's name"}
+    ),
+    "tenant_bytes": Spec("gauge", "Bytes that a tenant holds in a place that has quotas", _TENANT),
+    "tenant_share_bytes": Spec("gauge", "Bytes of such a place that a named tenant can rely on", _TENANT),
     "sessions": Spec("gauge", "Of a server: engines connected to it"),
     "refused_connections": Spec(
         "counter",

@@ -133,31 +133,29 @@ class Shares(Generic[A]):
         self._named.pop(account.tenant, None)
         self._leave_others(account)
 
-    def set_quota(self, tenant: str, nbytes: int | None) -> None:
-        """Give a tenant a quota of its own, or take it away (None)."""
-        if nbytes is None:
+    def set_quota(self, tenant: str | None, nbytes: int | None) -> None:
+        """Give a tenant a quota of its own, or take it away (None). Tenant None: what all others are given each; None
+        then: what the named ones leave."""
+        if tenant is None:
+            self.default = nbytes
+        elif nbytes is None:
             self._quotas.pop(tenant, None)
         else:
             self._quotas[tenant] = nbytes
-        account = self.accounts.get(tenant)
         self._scale()
+        account = self.accounts.get(tenant) if tenant is not None else None
         if account is None:
             return
-        if nbytes is None and account.quota is not None:
-            account.quota, account.share = None, 0
-            del self._named[tenant]
-            self._others_pinned += account.pinned
-            self.seen(account)
-        elif nbytes is not None:
+        if nbytes is not None:
             if account.quota is None:
                 self._leave_others(account)
                 self._others_pinned -= account.pinned
             self._name(account)
-
-    def set_default(self, nbytes: int | None) -> None:
-        """What tenants without a quota of their own are given; None: what the named ones leave."""
-        self.default = nbytes
-        self._scale()
+        elif account.quota is not None:
+            account.quota, account.share = None, 0
+            del self._named[account.tenant]
+            self._others_pinned += account.pinned
+            self.seen(account)
 
     # -- bytes -------------------------------------------------------------------------------------------------------
 

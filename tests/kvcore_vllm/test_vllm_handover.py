@@ -46,7 +46,7 @@ def test_what_is_no_promise_is_none(params: Any) -> None:
 def test_patience_lasts_as_long_as_something_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(handover.time, "monotonic", lambda: now)
-    awaited = Awaited(8, timeout_s=1.0)
+    awaited = Awaited("00", 8, timeout_s=1.0)
     assert awaited.due_s <= 0
     assert awaited.again(0)
     assert 0 < awaited.due_s <= handover.FIRST_PAUSE_S
@@ -63,7 +63,7 @@ def test_patience_lasts_as_long_as_something_comes(monkeypatch: pytest.MonkeyPat
     assert awaited.again(3)
     now = 102.0
     assert not awaited.again(3)
-    assert not Awaited(8, 1.0).again(8)
+    assert not Awaited("00", 8, 1.0).again(8)
 
 
 def test_what_a_producer_may_promise() -> None:

@@ -56,11 +56,13 @@ class Awaited:
     """A consumer's patience with one promise: lookups with growing pauses, until all is there or nothing comes.
 
     Args:
+        space: the namespace in which it was given, as hex.
         chunks: how many were promised.
         timeout_s: how long to wait without any progress.
     """
 
-    def __init__(self, chunks: int, timeout_s: float) -> None:
+    def __init__(self, space: str, chunks: int, timeout_s: float) -> None:
+        self.space = space
         self.chunks = chunks
         self.began = time.monotonic()
         self._timeout_s = timeout_s

@@ -417,23 +417,20 @@ class SchedulerHalf(Guarded):
         space = state.space
         chunks = promised.tokens // space.chunk_tokens
         hashes = state.extend_hashes(self._hash_tokens)
-        if (
-            not 0 < chunks <= len(hashes)
-            or promised.space != space.namespace.hex()
-            or promised.hash != hashes[chunks - 1].hex()
-        ):
+        if not 0 < chunks <= len(hashes) or promised.hash != hashes[chunks - 1].hex():
             self._counts['kvcore_promises_total{outcome="foreign"}'] += 1
             return None
         if any(self._windowed):
             chunks = min(chunks, (state.request.num_tokens - 1) // space.chunk_tokens)
-        return handover.Awaited(chunks, self._options.pd_timeout)
+        return handover.Awaited(promised.space, chunks, self._options.pd_timeout)
 
     def _await(self, state: RequestState, awaited: handover.Awaited, found: int) -> bool:
-        """Must the request wait on? Not for a server that is gone."""
-        if self._arena and awaited.again(found):
+        """Must the request wait on? Not for what is kept elsewhere, nor without a server."""
+        foreign = state.space.namespace.hex() not in ("", awaited.space)  # a server may first have had to say it
+        if not foreign and self.engine.descriptor() is not None and awaited.again(found):
             return True
         state.awaited = None
-        outcome = "kept" if found >= awaited.chunks else "broken"
+        outcome = "foreign" if foreign else "kept" if found >= awaited.chunks else "broken"
         self._counts[f'kvcore_promises_total{{outcome="{outcome}"}}'] += 1
         self._counts["kvcore_promise_wait_seconds_total"] += time.monotonic() - awaited.began
         return False

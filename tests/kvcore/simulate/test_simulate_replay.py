@@ -1,5 +1,7 @@
 """What a policy is told, what is counted, and what becomes of one that breaks its contract."""
 
+import gc
+import sys
 from collections import OrderedDict
 
 import pytest
@@ -7,6 +9,7 @@ from simulate_samples import trace_of
 
 from kvcore.api import EvictionPolicy
 from kvcore.cli.simulate.replay import SLOT_BYTES, hashes_of, replay
+from kvcore.cli.simulate.trace import read_trace
 from kvcore.plugins import PluginSpec, Registry
 
 
@@ -72,14 +75,23 @@ def test_blocks_behind_a_missing_one_serve_nobody_and_are_counted():
 
 
 def test_the_builtin_and_the_plain_lru_agree(small):
-    from kvcore.cli.simulate.trace import read_trace
-
     trace = read_trace(str(small))
     for capacity in (7, 60, 500, trace.distinct):
         plain = replay(trace, hashes_of(trace), Recorder(trace), capacity)
         assert plain.fault is None
         assert plain[:2] == replay(trace, hashes_of(trace), builtin("lru"), capacity)[:2]
     assert plain.hits == len(trace.blocks) - trace.distinct
+
+
+@pytest.mark.parametrize("capacity", [10, 10_000])
+def test_a_run_leaves_no_memory_behind(small, capacity):
+    """L1's objects are invisible to the garbage collector: whoever leaves them in a cycle leaves them for good."""
+    trace = read_trace(str(small))
+    hashes = hashes_of(trace)
+    before = [sys.getrefcount(h) for h in hashes]
+    replay(trace, hashes, builtin("lru"), capacity)
+    gc.collect()
+    assert [sys.getrefcount(h) for h in hashes] == before
 
 
 def test_a_prompt_longer_than_the_cache_keeps_its_head():

@@ -43,16 +43,18 @@ def optimum(uses: "array[int]", capacity: int) -> int:
     the greatest is the one that MIN drops, ties included; and none of the request that is being served.
     """
     end = len(uses)
-    hits = 0
-    resident: set[int] = set()
+    hits = held = 0
+    resident = bytearray(end)
     furthest: list[int] = []  # negative, for a heap with its greatest first
     for place, use in enumerate(uses):
-        if place in resident:
-            resident.remove(place)
+        if resident[place]:
+            held -= 1
             hits += 1
         if use < end:
-            resident.add(use)
+            resident[use] = True
             heappush(furthest, -use)
-            if len(resident) > capacity:
-                resident.remove(-heappop(furthest))
+            if held < capacity:
+                held += 1
+            else:
+                resident[-heappop(furthest)] = False
     return hits

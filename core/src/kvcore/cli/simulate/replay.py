@@ -6,6 +6,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from kvcore.api import EvictionPolicy
+from kvcore.builtin.eviction_lru import LruPolicy
 from kvcore.cli.heard import heard
 from kvcore.cli.simulate.trace import Trace
 from kvcore.l1 import L1, Arena, ObjectSpace
@@ -37,7 +38,7 @@ def replay(trace: Trace, hashes: Sequence[bytes], policy: EvictionPolicy, capaci
     l1 = L1(_NoMemory(capacity * SLOT_BYTES), watched, clock=lambda: now)
     space = watched.space = l1.space(b"simulate" * 2, 0, SLOT_BYTES)
     resident, name = space.objects, hashes.__getitem__
-    hits = stranded = 0
+    hits = stranded = number = 0
     begun = time.perf_counter()
     with heard():  # L1 logs what is wrong with a policy; it is said once, with the result
         for number, (now, blocks) in enumerate(trace.requests(), 1):  # noqa: B007 - the clock reads `now`
@@ -54,10 +55,15 @@ def replay(trace: Trace, hashes: Sequence[bytes], policy: EvictionPolicy, capaci
                 if no_room and len(stored) < capacity:  # nothing is leased, so all the others could have gone
                     watched.fault = watched.fault or "evict freed too little although blocks were left"
             if watched.fault:
-                return Replayed(0, 0, 0.0, f"{watched.fault} (in request {number:,})")
+                break
             if number % _REAP_EVERY == 0:
                 l1.reap()
-    return Replayed(hits, stranded, time.perf_counter() - begun)
+        seconds = time.perf_counter() - begun
+        watched.close()
+        l1.clear(space.namespace)  # objects are invisible to the collector of cycles
+    if watched.fault:
+        return Replayed(0, 0, 0.0, f"{watched.fault} (in request {number:,})")
+    return Replayed(hits, stranded, seconds)
 
 
 class _NoMemory(Arena):
@@ -77,6 +83,10 @@ class _Watched(EvictionPolicy):
         self._policy = policy
         self.space: ObjectSpace | None = None
         self.fault: str | None = None
+
+    def close(self) -> None:
+        """Let go of the policy, and so of what it knows."""
+        self._policy = LruPolicy(None, None)
 
     def insert(self, keys: Sequence[Hashable], sizes: Sequence[int]) -> None:
         self._call("insert", self._policy.insert, keys, sizes)

@@ -40,7 +40,8 @@ def cache(tmp_path: Path, endpoint: str, replay_endpoint: str) -> Iterator[Calla
     opened: list[CacheEngine] = []
 
     def make(l2: str = "[]", **options: Any) -> CacheEngine:
-        hook = {"plugin": "events", "endpoint": endpoint, "replay_endpoint": replay_endpoint, **options}
+        hook = {"plugin": "events", "endpoint": endpoint, "replay_endpoint": replay_endpoint, "block_hashes": "bytes"}
+        hook |= options
         path = tmp_path / "kvcore.yaml"
         path.write_text(
             f"l1: {{size: 8MiB}}\nmin_object_size: 128KiB\nl2: {l2}\nhooks: [{msgspec.json.encode(hook).decode()}]\n"

@@ -44,7 +44,9 @@ def publisher(endpoint: str) -> Any:
     made: list[Publisher] = []
 
     def make(**options: Any) -> Publisher:
-        made.append(Publisher(EventsConfig(endpoint=endpoint, **options), logging.getLogger("kvcore")))
+        made.append(
+            Publisher(EventsConfig(endpoint=endpoint, block_hashes="bytes", **options), logging.getLogger("kvcore"))
+        )
         return made[-1]
 
     yield make
@@ -228,7 +230,7 @@ def test_an_endpoint_that_is_none_is_a_fault_of_the_configuration() -> None:
 
 
 def test_what_is_remembered_for_tiers_is_bounded() -> None:
-    translator = Translator()
+    translator = Translator(whole=True)
     for i in range(REMEMBERED + 5):
         translator.events("stored", objects([i.to_bytes(16, "big")], parent=b""))
     assert len(translator._places) == REMEMBERED
@@ -240,7 +242,7 @@ def test_what_is_remembered_for_tiers_is_bounded() -> None:
 def test_removals_are_one_event_for_each_kind() -> None:
     keys = hashes(4)
     gone = [*objects(keys[:2]), *objects(keys[2:], tier="disk"), *objects(keys[2:])]
-    first, second = Translator().events("evicted", gone)
+    first, second = Translator(whole=True).events("evicted", gone)
     assert (first.tier, first.medium, first.block_hashes) == ("l1", "CPU", keys)
     assert (second.tier, second.medium, second.block_hashes) == ("disk", "STORAGE", keys[2:])
 
@@ -256,3 +258,11 @@ def test_it_is_made_from_the_configuration_and_binds_only_when_a_cache_opens(end
     second.kvcore_opened("b")
     assert second._publisher is not None
     second.kvcore_closed("b")
+
+
+def test_hashes_are_numbers_unless_asked_otherwise() -> None:
+    first, second = objects([bytes(24) + b"\0\0\0\0\0\0\1\2", b"\xff" * 16])
+    (event,) = Translator().events("stored", [first, second._replace(parent=first.key.chunk_hash)])
+    assert event.block_hashes == [258, 2**64 - 1]
+    (event,) = Translator().events("evicted", [first])
+    assert event.block_hashes == [258]

@@ -17,9 +17,10 @@ def test_vllms_decoder_reads_every_batch(
     cache: Callable[..., CacheEngine], subscribe: Callable[..., Subscriber], endpoint: str, replay_endpoint: str
 ) -> None:
     from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
+    from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
     reader = subscribe(endpoint, replay_endpoint=replay_endpoint)
-    engine = cache()
+    engine = cache(block_hashes="int")
     space = engine.register(
         ModelSpec("test", "m", "w", "f16", 2, "L", "B", "", 32, 1, (GroupSpec(("a",), (128 << 10,)),))
     )
@@ -33,8 +34,9 @@ def test_vllms_decoder_reads_every_batch(
     assert {batch.data_parallel_rank for batch in batches} == {0}
     cleared, stored, removed = (event for batch in batches for event in batch.events)
     assert cleared == AllBlocksCleared()
+    numbers = [maybe_convert_block_hash(key) for key in keys]
     assert stored == BlockStored(
-        block_hashes=keys,
+        block_hashes=numbers,
         parent_block_hash=None,
         token_ids=[],
         block_size=32,
@@ -43,7 +45,7 @@ def test_vllms_decoder_reads_every_batch(
         lora_name=None,
         group_idx=0,
     )
-    assert removed == BlockRemoved(block_hashes=keys, medium="CPU", group_idx=0)
+    assert removed == BlockRemoved(block_hashes=numbers, medium="CPU", group_idx=0)
 
 
 def test_our_names_and_layout_are_vllms() -> None:

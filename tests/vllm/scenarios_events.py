@@ -45,7 +45,8 @@ class Router:
             for held in self.held.values():
                 held.clear()
         elif isinstance(event, BlockRemoved):
-            self.held[event.medium].subtract(event.block_hashes)
+            known = [h for h in event.block_hashes if self.held[event.medium][h]]  # others went with AllBlocksCleared
+            self.held[event.medium].subtract(known)
         else:
             self.held[event.medium].update(event.block_hashes)
             parent = event.parent_block_hash
@@ -93,9 +94,8 @@ def kv_events(models: Path, folder: str) -> dict[str, Any]:
     extra = {"kvcore.l1.size": "2MiB", "kvcore.l2": [{"storage": disk}]}
     model = str(models / "tiny")
     with published(model, Path(folder), "a", extra) as (e, router):
-        e.run([LONG, *PROMPTS])
-        for i in range(3):
-            e.run([tokens(50 + i, 1500)])
+        for prompts in ([LONG], PROMPTS, [tokens(50, 1500)], [tokens(51, 1500)], [LONG]):
+            e.run(prompts)
         out["evicted"] = e.stat("kvcore_evicted_objects_total")
         out["first"] = _compared(e, router)
         e.forget(connector=True)
@@ -106,7 +106,6 @@ def kv_events(models: Path, folder: str) -> dict[str, Any]:
     extra["kvcore.l1.size"] = "64MiB"
     with published(model, Path(folder), "b", extra) as (e, router):
         _, out["loaded"] = e.one(LONG)
-        e.forget()
         out["second"] = _compared(e, router)
         out["second_faults"] = e.faults()
     with engine(model, extra, **SETTINGS) as e:

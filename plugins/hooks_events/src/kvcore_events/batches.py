@@ -1,11 +1,11 @@
 """From observers' events to events on the wire."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from kvcore.api import ObjectEvent
-from kvcore_events.wire import BlockRemoved, BlockStored, medium_of
+from kvcore_events.wire import BlockRemoved, BlockStored, Hash, medium_of, short
 
 REMEMBERED = 32_768
 """Chunks whose place in their request is remembered, because a tier is told of objects without it."""
@@ -14,9 +14,14 @@ What = Literal["stored", "evicted"]
 
 
 class Translator:
-    """Turns objects into as few events as say the same. Not thread-safe."""
+    """Turns objects into as few events as say the same. Not thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        whole: write hashes whole, not their last 64 bits.
+    """
+
+    def __init__(self, *, whole: bool = False) -> None:
+        self._hash: Callable[[bytes], Hash] = bytes if whole else short
         self._places: OrderedDict[bytes, tuple[bytes | None, int]] = OrderedDict()
 
     def events(self, what: What, objects: Sequence[ObjectEvent]) -> list[BlockStored | BlockRemoved]:
@@ -26,15 +31,16 @@ class Translator:
     def _stored(self, objects: Sequence[ObjectEvent]) -> list[BlockStored]:
         made: list[BlockStored] = []
         for obj in objects:
-            parent, tokens = self._place(obj)
+            before, tokens = self._place(obj)
+            parent = self._hash(before) if before else None
             last = made[-1] if made else None
             if last is not None and last.block_hashes[-1] == parent and _alike(last, obj, tokens):
-                last.block_hashes.append(obj.key.chunk_hash)
+                last.block_hashes.append(self._hash(obj.key.chunk_hash))
                 continue
             made.append(
                 BlockStored(
-                    block_hashes=[obj.key.chunk_hash],
-                    parent_block_hash=parent or None,
+                    block_hashes=[self._hash(obj.key.chunk_hash)],
+                    parent_block_hash=parent,
                     token_ids=[],
                     block_size=tokens,
                     lora_id=None,
@@ -62,7 +68,7 @@ class Translator:
                     reason=obj.reason,
                     namespace=namespace.hex(),
                 )
-            made[kind].block_hashes.append(chunk_hash)
+            made[kind].block_hashes.append(self._hash(chunk_hash))
         return list(made.values())
 
     def _place(self, obj: ObjectEvent) -> tuple[bytes | None, int]:

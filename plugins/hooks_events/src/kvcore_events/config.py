@@ -1,6 +1,6 @@
 """The options of the event stream."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -29,6 +29,10 @@ class EventsConfig(PluginConfig):
 
     topic: str = ""
     """The first frame of every message. Some routers read an engine's name and model from it: `kv@NAME@MODEL`."""
+
+    block_hashes: Literal["int", "bytes"] = "int"
+    """How hashes are written: their last 64 bits as a number, which all routers read, or whole. vLLM has the same
+    choice for its own events, `VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES`, and the same default."""
 
     data_parallel_rank: int = Field(default=0, ge=0)
     """The rank that stands in every batch."""

@@ -89,7 +89,7 @@ class Publisher:
     # -- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        translator = Translator()
+        translator = Translator(whole=self._config.block_hashes == "bytes")
         poller = zmq.Poller()
         poller.register(self._wake, zmq.POLLIN)
         if self._router is not None:

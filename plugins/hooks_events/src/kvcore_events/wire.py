@@ -7,6 +7,7 @@ look fields up by name, so the fields of our own, which stand last, pass by thos
 
 import msgspec
 
+Hash = bytes | int
 MEDIUM_L1 = "CPU"
 MEDIUM_TIER = "STORAGE"
 """vLLM's words for host memory and for what lies behind it. Routers take only words they know."""
@@ -21,9 +22,9 @@ class Event(msgspec.Struct, omit_defaults=True, gc=False, tag=True, kw_only=True
 class BlockStored(Event):
     """Objects of one tier and size, each the chunk after the one before it."""
 
-    block_hashes: list[bytes]
+    block_hashes: list[Hash]
     """Chunk hashes: with `keys: engine`, each the engine's own hash of the chunk's last block."""
-    parent_block_hash: bytes | None
+    parent_block_hash: Hash | None
     """The chunk before the first of them; None: there is none, or it is not known."""
     token_ids: list[int]
     """Empty: a cache does not learn them. Who knows a hash from the engine's own events knows its tokens."""
@@ -44,7 +45,7 @@ class BlockStored(Event):
 class BlockRemoved(Event):
     """Objects that are not in the tier any more."""
 
-    block_hashes: list[bytes]
+    block_hashes: list[Hash]
     medium: str
     group_idx: int
     tier: str
@@ -63,6 +64,11 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     ts: float
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
     data_parallel_rank: int | None = None
+
+
+def short(chunk_hash: bytes) -> int:
+    """A hash as vLLM publishes it unless told otherwise: its last 64 bits."""
+    return int.from_bytes(chunk_hash[-8:], "big")
 
 
 def medium_of(tier: str) -> str:

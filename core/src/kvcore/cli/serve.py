@@ -5,15 +5,30 @@ import logging
 import signal
 import sys
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from kvcore.api import ConfigError, format_size
 from kvcore.cli.config import add_set, flags
 from kvcore.plugins import registry_from_env
 
+if TYPE_CHECKING:
+    from kvcore.config import ServerConfig
+    from kvcore.service.http import HttpServer
+    from kvcore.service.server import Server
+
+HTTP = "127.0.0.1:7601"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `kvcore serve`."""
     parser.add_argument("--config", metavar="FILE", help="a YAML file with `server`; default: KVCORE_CONFIG")
+    parser.add_argument(
+        "--http",
+        metavar="ADDRESS",
+        nargs="?",
+        const=HTTP,
+        help=f"serve HTTP, too, as `server.http.listen` says (default: {HTTP})",
+    )
     add_set(parser)
 
 
@@ -23,7 +38,10 @@ def run(args: argparse.Namespace) -> int:
 
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     registry = registry_from_env()
-    config = load_config(args.config, flags=flags(args), registry=registry)
+    given = flags(args)
+    if args.http is not None:
+        given["server.http.listen"] = args.http
+    config = load_config(args.config, flags=given, registry=registry)
     if config.server is None:
         raise ConfigError("server: is missing: say where to listen, such as `server: unix:///run/kvcore/kvcore.sock`")
     if len(config.server.url) > 1:
@@ -40,11 +58,14 @@ def run(args: argparse.Namespace) -> int:
             server = Server(engine, listeners, token)
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: server.stop())
+            http = _http(server, config.server) if config.server.http is not None else None
             size = format_size(engine.l1.arena.size)
-            where = " and ".join(map(str, config.server.url))
+            where = " and ".join([*map(str, config.server.url), *([http.url] if http is not None else [])])
             print(f"kvcore is ready on {where}: L1 of {size}, tiers: {', '.join(engine.tiers) or 'none'}", flush=True)
             with suppress(KeyboardInterrupt):
                 server.run()
+            if http is not None:
+                http.close()
             server.close()
         finally:
             engine.close()
@@ -52,3 +73,13 @@ def run(args: argparse.Namespace) -> int:
         for listener in listeners:
             listener.close()
     return 0
+
+
+def _http(server: "Server", config: "ServerConfig") -> "HttpServer":
+    """HTTP beside the server. Raises `ConfigError`."""
+    from kvcore.service.http import Node, serve_http
+
+    assert config.http is not None
+    address = str(server.addresses[0])
+    node = Node(server.engine, address, lambda: server.status()["sessions"], {"serve": server.post})
+    return serve_http(node, config.http)

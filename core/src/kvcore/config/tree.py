@@ -14,6 +14,8 @@ Path = tuple[str | int, ...]
 MAX_DEPTH = 32
 """Levels below the root, in a file or set one by one."""
 MAX_INT = (1 << 63) - 1
+SHORT: Mapping[Path, str] = {("server",): "url", ("server", "http"): "listen"}
+"""What a mapping's only text stands for, where that is not `plugin`."""
 NO_TEXT = "not valid Unicode text: write it in UTF-8"
 
 
@@ -119,7 +121,7 @@ class Tree:
                 break
             child = at.get(part) if isinstance(at, dict) else at[part]
             if isinstance(child, str):
-                name = "url" if path[: depth + 1] == ("server",) else "plugin"
+                name = SHORT.get(path[: depth + 1], "plugin")
                 child = {name: child}
                 self.sources[(*path[: depth + 1], name)] = self.source(path[: depth + 1])
             elif not isinstance(child, dict | list):

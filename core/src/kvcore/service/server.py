@@ -52,6 +52,7 @@ class Server:
         self._strangers: dict[Connection, float] = {}
         self._searching: set[Session] = set()
         self._later: deque[tuple[Connection, Callable[[], None]]] = deque()
+        self._posted: deque[Callable[[], None]] = deque()
         self._stopping = False
         self._accept_again: float | None = None
         self._log = Throttle()
@@ -71,8 +72,16 @@ class Server:
             while self._later:
                 connection, call = self._later.popleft()
                 self._guarded(connection, call)
+            while self._posted:
+                self._posted.popleft()()
             if self._strangers or self._searching or self._accept_again is not None:
                 self._tick(time.monotonic())
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have `run` call something that returns at once and raises nothing. From any thread, until `close`."""
+        self._posted.append(call)
+        with suppress(OSError):  # closed
+            os.eventfd_write(self._wake, 1)
 
     def stop(self) -> None:
         """End `run`. From any thread, and from a signal's handler."""

@@ -21,6 +21,8 @@ PROTECTED = [
     ("POST", "/clear", {"all": True}),
     ("POST", "/tiers", {"storage": "memory"}),
     ("DELETE", "/tiers/memory", None),
+    ("GET", "/tenants", None),
+    ("PUT", "/tenants/memory", {"quotas": {"l1": "1MiB"}}),
 ]
 OPEN = ["/metrics", "/status", "/plugins", "/tiers", "/openapi.json"]
 HEALTH = ["/healthz", "/readyz"]

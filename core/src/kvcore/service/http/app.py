@@ -1,10 +1,12 @@
 """The ASGI application: the endpoints over one cache."""
 
 import asyncio
+import heapq
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -18,7 +20,7 @@ from kvcore.control.tiers import NoSuchTier, TierConflict
 from kvcore.engine import CacheEngine
 from kvcore.l2 import Threads, Tier
 from kvcore.service.http import models as m
-from kvcore.service.http.clearing import clear
+from kvcore.service.http.clearing import clear, spaces_of
 from kvcore.service.http.guard import Guard
 from kvcore.service.http.health import Health, Post
 from kvcore.service.http.listing import Listings, Row, on, resident, stored
@@ -26,6 +28,7 @@ from kvcore.service.http.openapi import document
 from kvcore.service.http.problems import Problem
 from kvcore.service.http.routes import Call, Endpoint, http_problem, route
 from kvcore.service.http.tiers import Views
+from kvcore.tenants import Usage
 
 CHANGE_S = 60.0
 """A tier that opens or drains takes less."""
@@ -112,7 +115,7 @@ class Api:
             sums = found.setdefault(space.namespace, [0, 0])
             sums[0] += len(space.objects)
             sums[1] += len(space.objects) * space.slot_bytes
-        known = self._engine.registered
+        known = spaces_of(self._engine)
         return m.NamespacesModel(
             namespaces=[
                 m.NamespaceModel(
@@ -169,6 +172,22 @@ class Api:
         tiers = [self._tier(name) for name in dict.fromkeys(names)]
         return await clear(self._engine, wanted, tiers, self._work)
 
+    # -- tenants -----------------------------------------------------------------------------------------------------
+
+    async def tenants(self, call: Call) -> m.TenantsModel:
+        query: m.TenantsQuery = call.query
+        found = await self._work(self._engine.tenants)
+        if query.tenant is not None:
+            found = {t: places for t, places in found.items() if t == query.tenant}
+        most = heapq.nlargest(query.limit, found, key=lambda t: max(u.used for u in found[t].values()))
+        return m.TenantsModel(tenants=[_tenant(t, found[t]) for t in most], total=len(found))
+
+    async def set_quotas(self, call: Call) -> m.TenantModel:
+        name, quotas = call.path["name"], call.body.quotas
+        for place, nbytes in quotas.items():
+            await self._work(partial(self._engine.set_quota, name, place, nbytes))
+        return _tenant(name, (await self._work(self._engine.tenants)).get(name, {}))
+
     # -- tiers -------------------------------------------------------------------------------------------------------
 
     async def tiers(self, _: Call) -> m.TiersModel:
@@ -203,6 +222,11 @@ class Api:
     async def _work(self, function: Callable[[], Any], timeout_s: float = 10.0) -> Any:
         """Run what takes longer, or waits for a lock, on a thread."""
         return await self._threads.run(function, timeout_s=timeout_s, what="the request")
+
+
+def _tenant(name: str, places: Mapping[str, Usage]) -> m.TenantModel:
+    found = [m.TenantPlaceModel(place=place, **usage._asdict()) for place, usage in places.items()]
+    return m.TenantModel(tenant=name, places=found)
 
 
 def _health(found: m.HealthModel) -> Response:
@@ -244,6 +268,11 @@ def endpoints(api: Api) -> list[Endpoint]:
         Endpoint(
             "POST", "/clear", "Forget objects. What a model computes meanwhile may be there again",
             api.clear, m.ClearedModel, "token", body=m.ClearModel, problems=(404,),
+        ),
+        Endpoint("GET", "/tenants", "What tenants hold and may", api.tenants, m.TenantsModel, "token", m.TenantsQuery),
+        Endpoint(
+            "PUT", "/tenants/{name:path}", "Change a tenant's quotas. Those of `default` are for all who have none",
+            api.set_quotas, m.TenantModel, "token", body=m.QuotasModel,
         ),
     ]  # fmt: skip
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-from kvcore.engine import CacheEngine
+from kvcore.engine import CacheEngine, Space
 from kvcore.l2 import Tier
 from kvcore.observe import logger
 from kvcore.service.http.listing import on, stored
@@ -55,11 +55,17 @@ def _namespaces(engine: CacheEngine, wanted: ClearModel) -> set[bytes] | None:
         return None
     if wanted.namespace is not None:
         return {bytes.fromhex(wanted.namespace)}
-    found = {ns for ns, space in list(engine.registered.items()) if space.tenant == wanted.tenant}
+    found = {ns for ns, space in spaces_of(engine).items() if space.tenant == wanted.tenant}
     if not found:
-        text = f"no model has been registered for the tenant {wanted.tenant!r:.200} since the start"
-        raise Problem(404, "no-tenant", f"{text}: /namespaces shows those that were")
+        text = f"no engine uses a model for the tenant {wanted.tenant!r:.200} just now"
+        raise Problem(404, "no-tenant", f"{text}: clear its namespaces, see /namespaces")
     return found
+
+
+def spaces_of(engine: CacheEngine) -> dict[bytes, Space]:
+    """Namespace -> what is registered under it just now. From any thread."""
+    found = (reference() for reference in list(engine.registered.valuerefs()))
+    return {space.namespace: space for space in found if space is not None}
 
 
 async def _clear_tier(engine: CacheEngine, tier: Tier, namespace: bytes | None) -> AsyncIterator[int]:

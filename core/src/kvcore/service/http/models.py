@@ -4,7 +4,18 @@ import time
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    RootModel,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
+
+from kvcore.api import parse_size
 
 Namespace = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]*$")]
@@ -143,7 +154,7 @@ class NamespaceModel(Model):
 
     namespace: Namespace
     model: str
-    """The model that was registered under it; empty for one that no engine has registered since the start."""
+    """The model that engines use it for just now; empty: none does."""
     tenant: str
     objects: int
     nbytes: int
@@ -218,7 +229,7 @@ class ClearModel(Model):
     namespace: Namespace | None = None
     """These objects; hexadecimal."""
     tenant: str | None = Field(default=None, max_length=1024)
-    """Those of all models that this tenant has used since the start."""
+    """Those of all models that engines use for this tenant just now."""
     all: Literal[True] | None = None
     """Everything."""
     tiers: bool | list[TierName] = False
@@ -243,6 +254,66 @@ class ClearedModel(Model):
     """False: the time was up, ask again to go on."""
     problems: dict[str, str]
     """By tier, why it was not, or not wholly, cleared."""
+
+
+# -- tenants -----------------------------------------------------------------------------------------------------------
+
+
+class TenantsQuery(Model):
+    """Which tenants."""
+
+    tenant: str | None = Field(default=None, max_length=1024)
+    """Only this one."""
+    limit: int = Field(default=100, ge=1, le=MAX_PAGE)
+    """Most tenants of the answer: those that hold most come first."""
+
+
+class TenantPlaceModel(Model):
+    """What a tenant has of one place, in bytes."""
+
+    place: str
+    """`l1` or a tier's name."""
+    used: int
+    pinned: int
+    """Of these, what is being read or written."""
+    quota: int
+    """What it is given."""
+    share: int
+    """What it can rely on: the quota, scaled down where the quotas exceed the place."""
+
+
+class TenantModel(Model):
+    """One tenant."""
+
+    tenant: str
+    """Empty: those who said none."""
+    places: list[TenantPlaceModel]
+
+
+class TenantsModel(Model):
+    """Tenants in the places that are divided: those for which the configuration gives a quota to anybody."""
+
+    tenants: list[TenantModel]
+    total: int
+    """How many there are."""
+
+
+def _quota(value: object) -> object:
+    return parse_size(value) if isinstance(value, str) else value
+
+
+Quota = Annotated[
+    Annotated[int, Field(ge=0)] | None,
+    BeforeValidator(_quota),
+    WithJsonSchema({"anyOf": [{"type": "string", "examples": ["2GiB"]}, {"type": "integer"}, {"type": "null"}]}),
+]
+
+
+class QuotasModel(Model):
+    """New quotas of a tenant, until the server ends."""
+
+    quotas: dict[str, Quota] = Field(min_length=1)
+    """`l1` or a tier's name -> a size such as `2GiB`, or bytes; null: it has what those without a quota have."""
 
 
 # -- tiers -------------------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def document(endpoints: Sequence[Endpoint], loopback: bool) -> dict[str, Any]:
 def _operation(e: Endpoint, schemas: dict[Any, Any], loopback: bool) -> dict[str, Any]:
     summary, _, more = e.does.partition(". ")
     protected = e.access == "token" or (e.access == "open" and not loopback)
-    refused = {*e.problems, 421, 500}
+    refused = {*e.problems, 421, 500, 504}
     refused |= {401, 403} if protected else set()
     refused |= {422} if e.query or e.body else set()
     refused |= {413, 415} if e.body else set()

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kvcore.api import KVCoreError
+from kvcore.l2.threads import DeadlineExceeded
 from kvcore.observe import logger
 from kvcore.service.http.guard import authorize, body
 from kvcore.service.http.problems import FaultModel, Problem
@@ -33,7 +34,7 @@ class Endpoint:
     """One method of one path.
 
     Args:
-        path: with `{name}` for its parts.
+        pattern: its path with `{name}` for a part, `{name:path}` for one that may hold a `/`.
         does: a sentence; more may follow.
         handler: answers with an `answer`, or with a response of its own.
         answer: the model, or the media type of what is no JSON.
@@ -41,7 +42,7 @@ class Endpoint:
     """
 
     method: str
-    path: str
+    pattern: str
     does: str
     handler: Callable[[Call], Awaitable[BaseModel | Response]]
     answer: type[BaseModel] | str
@@ -50,6 +51,11 @@ class Endpoint:
     body: type[BaseModel] | None = None
     status: int = 200
     problems: tuple[int, ...] = ()
+
+    @property
+    def path(self) -> str:
+        """As it is written in the document."""
+        return re.sub(r":\w+}", "}", self.pattern)
 
     @property
     def name(self) -> str:
@@ -70,6 +76,8 @@ def route(endpoint: Endpoint, token: str | None, loopback: bool) -> Route:
             found = await endpoint.handler(Call(request.path_params, query, given))
         except Problem as problem:
             return problem.response()
+        except (DeadlineExceeded, TimeoutError) as error:
+            return Problem(504, "took-too-long", f"not done in time: {error}").response()
         except KVCoreError as error:
             return Problem(422, "refused", str(error)).response()
         except Exception:
@@ -79,7 +87,7 @@ def route(endpoint: Endpoint, token: str | None, loopback: bool) -> Route:
             return found
         return Response(found.model_dump_json(), endpoint.status, media_type="application/json")
 
-    return Route(endpoint.path, answer, methods=[endpoint.method], name=endpoint.name)
+    return Route(endpoint.pattern, answer, methods=[endpoint.method], name=endpoint.name)
 
 
 async def http_problem(request: Request, error: Exception) -> Response:

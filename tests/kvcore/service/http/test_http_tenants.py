@@ -1,0 +1,64 @@
+"""Tenants over HTTP: what they hold, and their quotas."""
+
+from typing import Any
+
+import pytest
+
+from kvcore.testing.chunks import hashes, put, spec
+
+DIVIDED = "l1: {size: 8MiB}\ntenants: {alice: {l1: 2MiB}, default: {l1: 1MiB}}"
+NEAR = "[{name: near, storage: {plugin: faulty, storage: memory}}]"
+
+
+def places(answer: Any, tenant: str) -> dict[str, dict[str, Any]]:
+    (found,) = [t for t in answer.body["tenants"] if t["tenant"] == tenant]
+    return {p["place"]: p for p in found["places"]}
+
+
+def test_usage_and_quotas(serve: Any) -> None:
+    engine, client = serve(NEAR, DIVIDED)
+    alice, bob = engine.register(spec(), "alice"), engine.register(spec(), "bob/of the: other house")
+    put(engine, alice, hashes())
+    put(engine, bob, hashes(2))
+    answer = client.get("/tenants")
+    assert answer.body["total"] == len(answer.body["tenants"])
+    assert answer.body["tenants"][0]["tenant"] == "alice"  # who holds most
+    assert places(answer, "alice")["l1"]["used"] == 8 * alice.groups[0].nbytes
+    assert places(answer, "alice")["l1"]["quota"] == 2 << 20
+    assert places(answer, bob.tenant)["l1"]["quota"] == 1 << 20
+    assert len(client.get("/tenants?limit=1").body["tenants"]) == 1
+    assert client.get("/tenants?tenant=nobody").body == {"tenants": [], "total": 0}
+
+    answer = client.ask("PUT", "/tenants/alice", {"quotas": {"l1": "1MiB"}})
+    assert (answer.status, answer.body["places"][0]["quota"]) == (200, 1 << 20)
+    assert places(client.get("/tenants?tenant=alice"), "alice")["l1"]["quota"] == 1 << 20
+    answer = client.ask("PUT", "/tenants/bob%2Fof%20the%3A%20other%20house", {"quotas": {"l1": 3 << 20}})
+    assert (answer.body["tenant"], answer.body["places"][0]["quota"]) == (bob.tenant, 3 << 20)
+    client.ask("PUT", "/tenants/alice", {"quotas": {"l1": None}})
+    assert places(client.get("/tenants"), "alice")["l1"]["quota"] == 1 << 20  # that of default
+
+
+@pytest.mark.parametrize(
+    ("quotas", "text"),
+    [
+        ({"near": "1MiB"}, "near is not divided among tenants"),
+        ({"nowhere": 1}, "there is no place 'nowhere': the places are l1, near"),
+        ({"l1": "1TiB"}, "does not fit l1, which has 8 MiB"),
+        ({"l1": "much"}, "body.quotas.l1"),
+        ({"l1": -1}, "body.quotas.l1"),
+        ({}, "body.quotas"),
+    ],
+)
+def test_quotas_that_are_refused(serve: Any, quotas: dict[str, Any], text: str) -> None:
+    _, client = serve(NEAR, DIVIDED)
+    answer = client.ask("PUT", "/tenants/alice", {"quotas": quotas})
+    assert answer.status == 422
+    assert text in answer.body["detail"]
+    assert places(client.get("/tenants"), "alice")["l1"]["quota"] == 2 << 20
+
+
+def test_nobody_has_a_quota(serve: Any) -> None:
+    engine, client = serve(NEAR)
+    put(engine, engine.register(spec(), "alice"), hashes())
+    assert client.get("/tenants").body == {"tenants": [], "total": 0}
+    assert client.ask("PUT", "/tenants/alice", {"quotas": {"l1": "1MiB"}}).status == 422

@@ -6,9 +6,12 @@ mapped: so the server knows when nobody can write into the slots of a client tha
 """
 
 import os
+import select
 import socket
 import struct
+import threading
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -63,6 +66,7 @@ class _ServedView(ArenaView):
     """A server's arena, and the connection that tells the server so."""
 
     connection: socket.socket
+    _closing = False
 
     @classmethod
     def attach_to_server(cls, descriptor: dict[str, Any], rank: int) -> "_ServedView":
@@ -89,9 +93,24 @@ class _ServedView(ArenaView):
         _views.add(view)
         return view
 
+    def watch(self, lost: Callable[[], None]) -> None:
+        """See `ArenaView.watch`."""
+        poll = select.poll()
+        poll.register(self.connection, select.POLLRDHUP)
+
+        def wait() -> None:
+            poll.poll()
+            if not self._closing:
+                lost()
+
+        threading.Thread(target=wait, name="kvcore-watch", daemon=True).start()
+
     def close(self) -> None:
         """See `ArenaView.close`. The server then takes it that nothing is written any more."""
         super().close()
+        self._closing = True
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)  # whoever watches it wakes
         self.connection.close()
 
 
@@ -99,7 +118,7 @@ def _ask(connection: socket.socket, message: Attach) -> int | None:
     """The file that comes with the answer, if one does."""
     body = msgspec.msgpack.encode(message)
     connection.sendall(LENGTH.pack(len(body)) + body)
-    data, fds, _, _ = socket.recv_fds(connection, _MAX_REPLY_BYTES, 1)
+    data, fds, _, _ = socket.recv_fds(connection, _MAX_REPLY_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
     try:
         while len(data) < LENGTH.size or len(data) < LENGTH.size + LENGTH.unpack_from(data)[0] <= _MAX_REPLY_BYTES:
             more = connection.recv(_MAX_REPLY_BYTES)

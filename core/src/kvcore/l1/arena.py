@@ -12,7 +12,7 @@ import os
 import secrets
 import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,10 @@ class ArenaView:
         """The generation of each slot."""
         table = self._generations
         return [table[slot // ALIGN] for slot in slots]
+
+    def watch(self, lost: Callable[[], None]) -> None:
+        """Have `lost` called once, from another thread, when a server whose arena this is has gone: close it then, or
+        its memory stays taken as long as this process does nothing. Not after `close`."""
 
     def close(self) -> None:
         """Let go of the memory. Views handed out keep it mapped until they are gone."""

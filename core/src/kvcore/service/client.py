@@ -50,7 +50,9 @@ class RemoteEngine:
         self._keys = registry.create("keys", config.keys)
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
-        self._spaces: dict[int, ServedSpace] = {}
+        self._spaces: weakref.WeakValueDictionary[int, ServedSpace] = weakref.WeakValueDictionary()
+        self._registered: set[int] = set()
+        """Spaces that the server of now knows, those included that nobody here uses any more."""
         self._waiting: dict[int, RemoteLookup] = {}
         self._numbers: dict[int, int | None] = {}
         self._plans: dict[int, tuple[Link, int, int]] = {}
@@ -72,7 +74,10 @@ class RemoteEngine:
         with self._lock:
             self._spaces[space.id] = space
             if self._link is not None:
-                self._link.tell(self._registration(space))
+                for unused in self._registered.difference(self._spaces.keys()):
+                    self._registered.discard(unused)
+                    self._link.tell(wire.Forget(unused))
+                self._introduce(self._link, space)
         return space
 
     # -- loading -----------------------------------------------------------------------------------------------------
@@ -262,17 +267,23 @@ class RemoteEngine:
     def _adopt(self, made: Any, welcome: wire.Welcome) -> Link:
         link = Link(made, welcome, self._server.timeout, self._reply, self._lost)
         with self._lock:
-            for space in self._spaces.values():
-                space.refused = False
-                link.tell(self._registration(space))
+            self._registered.clear()
+            for space in list(self._spaces.values()):
+                self._introduce(link, space)
             if link.alive:
                 self._link = link
                 self.metrics.set("server_up", 1)
         return link
 
-    def _registration(self, space: ServedSpace) -> wire.Register:
-        config = self.config
-        return wire.Register(space.id, space.spec, space.tenant, space.chunk_tokens, self._keys.scheme, config.salt)
+    def _introduce(self, link: Link, space: ServedSpace) -> None:
+        keys, salt = self._keys.scheme, self.config.salt
+        try:
+            link.tell(wire.Register(space.id, space.spec, space.tenant, space.chunk_tokens, keys, salt))
+            space.refused = False
+            self._registered.add(space.id)
+        except ValueError as error:  # a path that is no text
+            space.refused = True
+            self._log.warning("register", f"model {space.spec.model!a} cannot be told to a server: {error}")
 
     def _reply(self, reply: Any) -> None:
         if isinstance(reply, wire.Found):

@@ -4,6 +4,7 @@ import os
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -78,9 +79,11 @@ class Keeper:
             else:
                 if link is not None:
                     logger.info("connected to the server at %s", self._address)
+                    began = time.monotonic()
                     link.watch(self._wake)
                     link.close()
-                    pause = RETRY_S[0]
+                    if time.monotonic() > began + RETRY_S[1]:
+                        pause = RETRY_S[0]
             self._sleep(pause)
             pause = min(2 * pause, RETRY_S[1])
 

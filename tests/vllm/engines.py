@@ -38,7 +38,11 @@ class Engine:
     ) -> None:
         transfer = None
         if extra is not None:
-            options = extra if connector != "KVCoreConnector" else {**OPTIONS, **extra}
+            options = extra
+            if connector == "KVCoreConnector":
+                options = {**OPTIONS, **extra}
+                # Models this small are often computed sooner than a busy machine reads.
+                options["kvcore.l2"] = [{"read": "always", **tier} for tier in options["kvcore.l2"]]
             transfer = {"kv_connector": connector, "kv_role": role, "kv_connector_extra_config": options}
         settings = {
             "dtype": "float32",

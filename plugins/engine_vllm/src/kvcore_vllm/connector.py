@@ -166,7 +166,10 @@ class KVCoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def get_kv_connector_stats(self) -> KVCoreStats | None:
         """See vLLM."""
-        return self._scheduler.stats() if self._scheduler is not None else self.worker.stats()
+        if self._scheduler is None:
+            return self.worker.stats()
+        self._scheduler.end_step()  # vLLM asks once for each step's result
+        return self._scheduler.stats()
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVCoreStats:

@@ -15,6 +15,7 @@ from kvcore_vllm.events import KVEvents
 from kvcore_vllm.faults import Guarded, guarded, logger
 from kvcore_vllm.metadata import Attach, Load, Metadata, Save, Tally, WorkerLayout, WorkerMetadata
 from kvcore_vllm.options import Options
+from kvcore_vllm.pace import Pace
 from kvcore_vllm.requests import RequestState
 from kvcore_vllm.spaces import MAX_TENANT, Spaces, tenant_of
 from kvcore_vllm.stats import Deltas, KVCoreStats
@@ -89,6 +90,7 @@ class SchedulerHalf(Guarded):
         self._load_plans: dict[int, _Plan] = {}
         self._save_plans: dict[int, _Plan] = {}
         self._load_ids = itertools.count(1)
+        self._pace = Pace()
         self._deltas = Deltas()
         self._stats_due = 0.0
         self._waited = 0.0
@@ -203,9 +205,20 @@ class SchedulerHalf(Guarded):
         self._plan_step(output, meta)
         meta.held, self._held = self._held, []
         meta.idle = not output.total_num_scheduled_tokens
+        self._begin_step(output, meta)
         if meta.idle and self._waiting:
             self._rest(next(iter(self._waiting.values())))
         return meta
+
+    @guarded(lambda: None)
+    def _begin_step(self, output: Any, meta: Metadata) -> None:
+        self._pace.begin(output, self._requests, loads=bool(meta.loads) and not self.load_async)
+
+    @guarded(lambda: None)
+    def end_step(self) -> None:
+        """vLLM has the result of a step."""
+        if (done := self._pace.end()) is not None:
+            self.engine.prefilled(*done)
 
     @guarded(lambda: None)
     def _follow(self, meta: Metadata) -> None:

@@ -16,6 +16,10 @@ class View:
     def __init__(self, token: str) -> None:
         self.token = token
         self.closed = False
+        self.lost: Any = None
+
+    def watch(self, lost: Any) -> None:
+        self.lost = lost
 
     def close(self) -> None:
         self.closed = True
@@ -45,7 +49,8 @@ def machine() -> Machine:
 @pytest.fixture
 def mapped(machine: Machine) -> Arenas:
     paged: Any = lambda attach, view: (attach.token, view)  # noqa: E731
-    return Arenas(machine.attach, paged)
+    attach: Any = machine.attach
+    return Arenas(attach, paged)
 
 
 def to(token: str) -> Attach:
@@ -91,6 +96,23 @@ def test_without_a_server_nothing_stays_mapped(mapped: Arenas, machine: Machine)
     mapped.follow("a", None)  # it was only away: nobody says again how to reach it
     mapped.cache("a")
     assert mapped.mapped == ["a"]
+
+
+def test_a_server_that_dies_while_nothing_runs(mapped: Arenas, machine: Machine) -> None:
+    job = save(1, "a")
+    mapped.follow("a", to("a"))
+    mapped.begin([job])
+    mapped.cache("a")
+    machine.views[0].lost()
+    assert not machine.views[0].closed  # a copy is under way
+    mapped.end(job)
+    assert machine.views[0].closed
+    with pytest.raises(ArenaError, match="not known"):
+        mapped.cache("a")
+    mapped.follow("b", to("b"))
+    mapped.cache("b")
+    machine.views[1].lost()
+    assert machine.views[1].closed
 
 
 def test_an_arena_that_cannot_be_had_is_not_tried_at_every_copy(

@@ -86,8 +86,11 @@ def comes_and_goes(models: Path) -> dict[str, Any]:
         out["asked"] = asked
         del cache.retrieve
         _wait_for(e, there=False)
-        out["dead"], out["dead_cached"] = _run(e, [LONG, *PROMPTS])
+        until = time.monotonic() + 5
+        while _mapped() and time.monotonic() < until:  # without a step: the memory is the next server's
+            time.sleep(0.01)
         out["mapped_while_dead"] = _mapped()
+        out["dead"], out["dead_cached"] = _run(e, [LONG, *PROMPTS])
         served.start()
         _wait_for(e, there=True)
         out.update(_reuse(e, "back"))

@@ -5,9 +5,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kvcore.api import ArenaError
+from kvcore.engine import ArenaView
 from kvcore.transfer import PagedCache
 from kvcore_vllm.metadata import Attach, Load, Save
 
@@ -17,7 +17,7 @@ RETRY_S = 1.0
 
 @dataclass
 class _Mapped:
-    view: Any
+    view: ArenaView
     cache: PagedCache
 
 
@@ -27,11 +27,11 @@ class Arenas:
     Thread-safe: copies run on a thread of their own.
 
     Args:
-        attach: maps an arena; raises `ArenaError`. What it returns has `close()`.
+        attach: maps an arena, as an `ArenaView`; raises `ArenaError`.
         paged: this rank's paged KV over a mapped arena.
     """
 
-    def __init__(self, attach: Callable[[Attach], Any], paged: Callable[[Attach, Any], PagedCache]) -> None:
+    def __init__(self, attach: Callable[[Attach], ArenaView], paged: Callable[[Attach, ArenaView], PagedCache]) -> None:
         self._attach = attach
         self._paged = paged
         self._lock = threading.Lock()
@@ -85,6 +85,7 @@ class Arenas:
             mapped = _Mapped(view, self._paged(attach, view))
             with self._lock:
                 self._mapped[token] = mapped
+            view.watch(lambda: self._lost(token))
             return mapped.cache
 
     @property
@@ -99,6 +100,14 @@ class Arenas:
             self._jobs.clear()
             self._known.clear()
             self._now = ""
+            self._sweep()
+
+    def _lost(self, token: str) -> None:
+        """Its server is gone. Where nothing runs, no step would come to say so."""
+        with self._lock:
+            self._known.pop(token, None)
+            if self._now == token:
+                self._now = ""
             self._sweep()
 
     def _sweep(self) -> None:

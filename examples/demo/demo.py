@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from report import Row, html, svg, table
-from runs import HERE, counter, documents, forget_page_cache, kvcore_transfer, own_seconds, run_engine, say
+from runs import HERE, counter, forget_page_cache, kvcore_transfer, own_seconds, questions, run_engine, say
 from stores import STORES
 
 QUESTIONS = (
@@ -42,7 +42,7 @@ def main() -> int:
 
 def run(model: Path, out: Path, store: str, storage: dict[str, Any], cache: Path) -> int:
     """Ask, compare, report; the exit status."""
-    prompts, warm_up = make_prompts(model)
+    prompts, warm_up = questions(model, PROMPT_TOKENS, QUESTIONS)
     job = {"model": str(model.resolve()), "dtype": "float32", "max_tokens": MAX_TOKENS, "warm_up": warm_up}
     transfer = kvcore_transfer({"config": str(HERE / "kvcore.yaml"), "l2[0].storage": storage})
     steps = [{"prompt": p, "reset": True} for p in prompts]
@@ -81,19 +81,6 @@ def run(model: Path, out: Path, store: str, storage: dict[str, Any], cache: Path
     if not faults:
         print("Every answer is the same, token for token.")
     return int(bool(faults))
-
-
-def make_prompts(model: Path) -> tuple[list[list[int]], list[int]]:
-    """One prompt per question, all with the same long beginning, and a short one that shares nothing."""
-    tokenizer, (document,) = documents(model, PROMPT_TOKENS)
-
-    def ids(text: str) -> list[int]:
-        found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return found
-
-    begin = ids("<|im_start|>user\nHere is a handbook.\n\n")
-    prompts = [[*begin, *document, *ids(f"\n\n{q}<|im_end|>\n<|im_start|>assistant\n")] for q in QUESTIONS]
-    return prompts, ids("Good morning!")
 
 
 def describe(model: str, prompt: list[int], store: str, one: list[dict[str, Any]]) -> list[str]:

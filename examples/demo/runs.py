@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,20 @@ def documents(model: Path, tokens: int, count: int = 1) -> tuple[Any, list[list[
     while len(ids) < tokens + 100 * count:
         ids = ids + ids
     return tokenizer, [ids[100 * i : 100 * i + tokens] for i in range(count)]
+
+
+def questions(model: Path, tokens: int, asked: Sequence[str]) -> tuple[list[list[int]], list[int]]:
+    """One prompt (ids) per question, all with the same beginning of `tokens` tokens, and a short one that shares
+    nothing."""
+    tokenizer, (document,) = documents(model, tokens)
+
+    def ids(text: str) -> list[int]:
+        found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return found
+
+    begin = ids("<|im_start|>user\nHere is a handbook.\n\n")
+    prompts = [[*begin, *document, *ids(f"\n\n{q}<|im_end|>\n<|im_start|>assistant\n")] for q in asked]
+    return prompts, ids("Good morning!")
 
 
 def kvcore_transfer(flags: dict[str, Any]) -> dict[str, Any]:

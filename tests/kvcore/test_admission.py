@@ -174,6 +174,10 @@ def test_no_other_cut_would_save_more(run: list[tuple[Any, int]], speed: float) 
     assert saved(cut) >= max(saved(n) for n in range(len(chosen) + 1)) - 1e-9 * (1 + abs(saved(cut)))
 
 
+def test_of_a_long_prefix_the_cuts_at_which_the_tier_changes_are_seen() -> None:
+    assert admission().cut("m", steps(*[NEAR] * 777, *[FAR] * 301)) == 777
+
+
 def test_steps_of_few_tokens_say_little_about_the_speed() -> None:
     made = admission(None)
     for _ in range(20):

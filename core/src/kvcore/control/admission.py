@@ -20,6 +20,8 @@ ENOUGH = 5
 """Steps before which nothing is said."""
 FAVOUR = 1.25
 """A load may take so much longer than computing: it leaves the engine free for others."""
+CUTS = 32
+"""So many cuts are compared, and those at which another tier serves: the best is nearly always one of these."""
 PROBE_S = 10.0
 """How often a tier that was refused is tried, beside the requests."""
 
@@ -70,10 +72,15 @@ class LoadAdmission:
         best, most_saved = 0, 0.0
         tokens = 0
         nbytes: dict[Tier, int] = {}
+        stride = max(1, len(steps) // CUTS)
+        here, last = _sources(steps[0]) if steps else [], len(steps)
         for n, step in enumerate(steps, 1):
             tokens += step.tokens
             for tier, size in step.loads:
                 nbytes[tier] = nbytes.get(tier, 0) + size
+            before, here = here, _sources(steps[n]) if n < last else []
+            if n % stride and n < last and before == here:
+                continue
             load_s = max((t.load_seconds(b) for t, b in nbytes.items()), default=0.0)  # tiers load side by side
             saved_s = FAVOUR * tokens / speed - load_s
             if saved_s >= most_saved:
@@ -93,6 +100,10 @@ class LoadAdmission:
             return False
         self._next_probe[tier.name] = now + PROBE_S
         return True
+
+
+def _sources(step: Step) -> list[Tier]:
+    return [tier for tier, _ in step.loads]
 
 
 def _middle(steps: Sequence[tuple[int, float]]) -> float:

@@ -202,6 +202,9 @@ class Lookup:
     def _worth(self, loads: "Sequence[tuple[int, Want, Tier]]", end: int) -> int:
         """Where the prefix ends that is sooner loaded than computed. With windows it is all or nothing: a window lies
         where the prefix ends, and what was found are those of this end."""
+        admission, model = self._manager.admission, self.space.spec.computed_as
+        if admission.speed(model) is None:
+            return end
         begin, tokens = self._usable(self.objects), self.space.chunk_tokens
         chunks: dict[int, list[tuple[Tier, int]]] = {}
         windowed = self.space.windows.count(None) < len(self.space.windows)
@@ -210,9 +213,9 @@ class Lookup:
                 chunks.setdefault(begin if windowed else i, []).append((tier, want.space.nbytes))
         if windowed:
             steps = [Step((end - begin) * tokens, chunks.get(begin, ()))]
-            return end if self._manager.admission.cut(self.space.spec.computed_as, steps) else begin
+            return end if admission.cut(model, steps) else begin
         steps = [Step(tokens, chunks.get(i, ())) for i in range(begin, end)]
-        return begin + self._manager.admission.cut(self.space.spec.computed_as, steps)
+        return begin + admission.cut(model, steps)
 
     def _arrived(self, lease: ReadLease, source: str) -> None:
         if not lease.objects:

@@ -140,6 +140,18 @@ def test_a_policy_that_fails_is_reported_and_the_others_are_shown(small, acme, c
     assert "Traceback" not in out + err
 
 
+def test_an_installed_policy_that_cannot_be_made_is_left_out_and_named(small, site, capsys):
+    needs = ACME.replace("newest: bool = False", "newest: bool")
+    dist(site, "kvcore-acme", {"kvcore.eviction": {"acme": "needy_policy"}}, {"needy_policy": needs})
+    dist(site, "kvcore-burnt", {"kvcore.eviction": {"burnt": "burnt_policy"}}, {"burnt_policy": "import nowhere"})
+    status, found, err = as_json(capsys, small, "--capacity", "5%")
+    assert status == 0
+    assert [p["policy"] for p in found["policies"]] == ["lru", "fifo", "lfu", "mru", "s3fifo"]
+    assert "acme is left out: " in err
+    assert "newest" in err
+    assert "burnt is left out: " in err
+
+
 WRONG = {
     "policy": (["--policy", "lur"], "Did you mean 'lru'?"),
     "option": (["--policy", "acme:oldest=1"], "oldest"),

@@ -3,11 +3,13 @@
 import gc
 import sys
 from collections import OrderedDict
+from itertools import islice
 
 import pytest
 from simulate_samples import trace_of
 
 from kvcore.api import EvictionPolicy
+from kvcore.cli.simulate.optimum import next_uses, optimum
 from kvcore.cli.simulate.replay import SLOT_BYTES, hashes_of, replay
 from kvcore.cli.simulate.trace import read_trace
 from kvcore.plugins import PluginSpec, Registry
@@ -98,6 +100,24 @@ def test_a_prompt_longer_than_the_cache_keeps_its_head():
     trace = trace_of(["abcdef", "abcdef"])
     for policy in ("lru", "fifo", "lfu", "s3fifo"):
         assert replay(trace, hashes_of(trace), builtin(policy), 4).hits == 4, policy
+
+
+def hits(policy, trace, capacity):
+    return replay(trace, hashes_of(trace), builtin(policy), capacity).hits
+
+
+def test_the_builtin_policies_do_what_they_are_known_for():
+    scan = trace_of([[f"b{i}"] for i in range(10)] * 9)  # larger than the cache: the next use is the furthest
+    assert hits("lru", scan, 5) == hits("fifo", scan, 5) == 0
+    assert hits("mru", scan, 5) == 36  # the most for a cache that must take in what it has missed
+    assert optimum(next_uses(scan), 5) == 40  # and for one that need not
+    rare = (f"once{i}" for i in range(1000))
+    hot = trace_of([[name] for _ in range(40) for name in ("hot", "hot", "hot", *islice(rare, 9))])
+    best = optimum(next_uses(hot), 8)
+    assert hits("lfu", hot, 8) == hits("s3fifo", hot, 8) == best == 119  # all but the first
+    assert hits("lru", hot, 8) == 80  # forgotten in each flood
+    fresh = trace_of([["old"]] * 99 + [[name] for i in range(50) for name in (f"new{i}", f"new{i}", f"x{i}", f"y{i}")])
+    assert hits("lfu", fresh, 2) == hits("lru", fresh, 2) == 98 + 50  # one place is enough, the other is lost to "old"
 
 
 def broken(method, change):

@@ -84,7 +84,7 @@ FORMATS = (
 def read_trace(path: str, *, block_tokens: int | None = None, limit: int | None = None) -> Trace:
     """Read a file, gzipped or not; `-` is standard input.
 
-    Memory does not grow with the file but with what is kept: 4 bytes for each block of each request, and about 300 for
+    Memory does not grow with the file but with what is kept: 4 bytes for each block of each request, and about 200 for
     each different block while reading. `limit` reads only so many requests from the front.
 
     Raises `TraceError` at the first line that is not a request, and `OSError`.

@@ -15,7 +15,7 @@ found.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import repeat
 
 from kvcore.api import EvictionPolicy
@@ -72,7 +72,7 @@ class L1:
             pools: Callable[[str], Pool] = lambda t: Pool(t, division.make_policy() if t else policy, self._log)  # noqa: E731
             self._shares = Shares(arena.size - division.spare, division.quotas, division.default, pools, clock)
         self._aging = None if ttl_s is None else Aging(ttl_s)
-        self._room = Room(arena, self._shares, self._aging, clock)
+        self._room = Room(arena, self._shares, self._aging, self._immovable, clock)
         self._spaces: dict[tuple[bytes, int], ObjectSpace] = {}
         self._few_spaces = _FEW_SPACES
         self._leases: deque[ReadLease | WriteLease] = deque()
@@ -504,6 +504,13 @@ class L1:
             space.pool.note(space.slot_bytes, objects)
             if self._aging is not None:
                 self._aging.came(objects, self._clock())
+
+    def _immovable(self) -> Iterator[tuple[int, int]]:
+        for lease in (*self._leases, *self._expired):
+            for obj in lease.objects:
+                yield obj.slot, obj.space.slot_bytes
+        for obj in self._pins:
+            yield obj.slot, obj.space.slot_bytes
 
     def _expire(self, aging: Aging) -> None:
         """Whose time is over is found no more: it goes now, or with its last reader."""

@@ -1,6 +1,6 @@
 """Pins: resident objects that somebody wants to keep for a time, within a bounded part of L1."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvcore.l1.pools import Pool
 from kvcore.l1.spaces import L1Object, ObjectSpace
@@ -48,6 +48,9 @@ class Pins:
         if not ends:
             del self._ends[space]
         return count
+
+    def __iter__(self) -> Iterator[L1Object]:
+        return (obj for ends in self._ends.values() for obj in ends)
 
     def count(self, space: ObjectSpace) -> int:
         """Pinned objects of `space`."""

@@ -5,7 +5,7 @@ and beside what it needs itself what its tenant has taken in the last `AHEAD_S` 
 a cache that is filled slowly stays full, and a burst evicts in few, large batches.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from kvcore.l1.aging import Aging
 from kvcore.l1.allocator import Allocator
@@ -26,11 +26,17 @@ class Room:
     Args:
         shares: how the arena is divided; None: it is one pool.
         aging: told who leaves; None: nobody grows old.
+        immovable: the slots that cannot be freed now, as (offset, bytes), in any order.
         clock: monotonic seconds.
     """
 
     def __init__(
-        self, arena: Arena, shares: Shares[Pool] | None, aging: Aging | None, clock: Callable[[], float]
+        self,
+        arena: Arena,
+        shares: Shares[Pool] | None,
+        aging: Aging | None,
+        immovable: Callable[[], Iterable[tuple[int, int]]],
+        clock: Callable[[], float],
     ) -> None:
         self.watched = False
         """Somebody wants to hear what leaves: see `L1.take_gone`."""
@@ -39,6 +45,7 @@ class Room:
         self._allocator = Allocator(arena.size)
         self._shares = shares
         self._aging = aging
+        self._immovable = immovable
         self._clock = clock
         self._most_ahead: int = arena.size // MOST_AHEAD
 
@@ -106,7 +113,10 @@ class Room:
                 return
             self.drop(victims, "room")
             evicted += victims
-            slots += self._allocator.alloc(nbytes, count - len(slots))
+            got = self._allocator.alloc(nbytes, count - len(slots))
+            slots += got
+            if not got and self._in_vain(nbytes):
+                return
 
     def _make_room_among(
         self, shares: Shares[Pool], pool: Pool, nbytes: int, count: int, slots: list[int], evicted: list[L1Object]
@@ -125,8 +135,19 @@ class Room:
                 got = self._allocator.alloc(nbytes, count - len(slots))
                 shares.add(pool, nbytes * len(got))
                 slots += got
-                if len(slots) == count:
+                if len(slots) == count or (not got and self._in_vain(nbytes)):
                     return
+
+    def _in_vain(self, nbytes: int) -> bool:
+        """What is leased lies so that no eviction makes a hole of `nbytes`: then nobody goes for it."""
+        if self.free_bytes < nbytes:
+            return False  # there may be a hole, it is only not free yet
+        end = 0
+        for slot, length in sorted(self._immovable()):
+            if slot - end >= nbytes:
+                return False
+            end = slot + length
+        return self._allocator.size - end < nbytes
 
     def _ahead(self, pool: Pool) -> int:
         """Bytes worth freeing beside those that are needed now."""

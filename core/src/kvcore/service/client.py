@@ -168,7 +168,7 @@ class RemoteEngine:
         if not asked:
             return self._plan(0, [], skipped, link.token)
         chosen = tuple(
-            wire.pack_indexes([i for i, span in enumerate(group) if span is not None]) if None in group else b""
+            wire.pack_indexes([i for i, span in enumerate(group) if span is not None]) if None in group else None
             for group in spans
         )
         parent = hashes[first - 1] if first else b""

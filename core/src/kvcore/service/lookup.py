@@ -115,7 +115,7 @@ class RemoteLookup:
     def lose(self, reason: str) -> None:
         """No answer will come."""
         self.held = False
-        self.misses = {reason: self._objects}
+        self.misses = {reason: self._objects} if self._objects else {}
         self._finish(self.first)
 
     def _finish(self, answer: int) -> None:

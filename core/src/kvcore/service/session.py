@@ -197,10 +197,13 @@ class Session:
             raise wire.ProtocolError(f"{len(message.chosen)} groups of a space that has {len(space.groups)}")
         wanted = []
         for packed in message.chosen:
+            if packed is None:
+                wanted.append(hashes)
+                continue
             indexes = wire.unpack_indexes(packed)
-            if indexes and max(indexes) >= len(hashes):
+            if max(indexes, default=0) >= len(hashes):
                 raise wire.ProtocolError("an index beyond the hashes")
-            wanted.append([hashes[i] for i in indexes] if indexes else hashes)
+            wanted.append([hashes[i] for i in indexes])
         claim = self._engine.claim(space, wanted, [message.parent, *hashes])
         if claim.id:
             self._plans[claim.id] = None

@@ -134,8 +134,8 @@ class Reserve(Request, tag="reserve"):
     """Slots to write. Answered by `Reserved`.
 
     Args:
-        parent: hash of the chunk before, if any. chosen: per group the indexes of the wanted hashes, packed; empty for
-            all of them. A group that wants none is not in `groups`.
+        parent: hash of the chunk before, if any. chosen: per group the indexes of the wanted hashes, packed; None for
+            all of them.
     """
 
     id: Id
@@ -143,7 +143,7 @@ class Reserve(Request, tag="reserve"):
     hash_bytes: HashBytes
     hashes: Packed
     parent: Annotated[bytes, msgspec.Meta(max_length=64)]
-    chosen: Annotated[tuple[Packed, ...], msgspec.Meta(max_length=MAX_GROUPS)]
+    chosen: Annotated[tuple[Packed | None, ...], msgspec.Meta(max_length=MAX_GROUPS)]
 
 
 class Publish(Request, tag="publish"):

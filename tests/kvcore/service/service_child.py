@@ -1,0 +1,118 @@
+"""Processes of the service's tests: clients and workers that are killed or paused. `python service_child.py WHAT ...`
+
+Each says one line of JSON when it has got as far as its name says, and then waits for lines, or for its end.
+"""
+
+import json
+import sys
+from typing import Any
+
+from served import back, blocks, contents, hashes, spec
+
+from kvcore.engine import attach_arena
+from kvcore.service import open_engine
+
+
+def say(value: Any) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def heard() -> str:
+    line = sys.stdin.readline()
+    if not line:
+        sys.exit()
+    return line.strip()
+
+
+def opened(config: str) -> Any:
+    engine = open_engine(config, name="child")
+    space = engine.register(spec())
+    back(engine)
+    return engine, space
+
+
+def half_stored(config: str, count: str) -> None:
+    """Has reserved, and copied half of each object."""
+    engine, space = opened(config)
+    keys = hashes(int(count))
+    plan = engine.reserve(space, keys, 0, len(keys), blocks(space, len(keys)))
+    view = attach_arena(engine.descriptor())
+    for copy in plan.copies:
+        half = space.groups[0].nbytes // 2
+        view.buffer[copy.slot : copy.slot + half] = b"\xee" * half
+    say([copy.slot for copy in plan.copies])
+    heard()
+    engine.publish(plan.id)
+    say("published")
+    heard()
+
+
+def planned(config: str, count: str) -> None:
+    """Has reserved for a worker in another process."""
+    engine, space = opened(config)
+    keys = hashes(int(count))
+    plan = engine.reserve(space, keys, 0, len(keys), blocks(space, len(keys)))
+    say({"descriptor": engine.descriptor(), "slots": [copy.slot for copy in plan.copies]})
+    heard()
+
+
+def worker(descriptor: str) -> None:
+    """Has the arena mapped."""
+    view = attach_arena(json.loads(descriptor), rank=3)
+    say("attached")
+    heard()
+    view.close()
+
+
+def reading(config: str, count: str) -> None:
+    """Holds the leases of a lookup; told to, releases it and publishes what it never reserved."""
+    engine, space = opened(config)
+    lookup = engine.lookup(space, hashes(int(count)))
+    copies = engine.retrieve(lookup, 0, blocks(space, int(count)))
+    view = attach_arena(engine.descriptor())
+    say(len(copies))
+    heard()
+    late = [copy for copy in copies if view.generation(copy.slot) != copy.generation]
+    engine.release(lookup)
+    engine.publish(1)
+    say(len(late))
+    heard()
+
+
+def crowd(config: str, count: str) -> None:
+    """So many engines, each with a lookup, a plan and a worker's mapping."""
+    kept = []
+    for i in range(int(count)):
+        engine, space = opened(config)
+        lookup = engine.lookup(space, hashes(4))
+        plan = engine.reserve(space, hashes(1, 100 + i), 0, 1, blocks(space, 1))
+        kept.append((engine, lookup, plan, attach_arena(engine.descriptor())))
+    say(len(kept))
+    heard()
+
+
+def forked(config: str) -> None:
+    """Has a child process that outlives it, and that has used the engine and closed it."""
+    import os
+
+    engine, space = opened(config)
+    before = contents(engine, space, hashes(2))
+    lookup = engine.lookup(space, hashes(2))
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        engine.close()
+        answers = [lookup.poll(), engine.lookup(space, hashes(2)).poll(), engine.descriptor()]
+        plan = engine.reserve(space, hashes(3), 0, 3, blocks(space, 3))
+        os.write(writer, json.dumps([*answers, plan.id]).encode())
+        os.close(writer)
+        sys.stdin.readline()  # stays until the test ends it
+        os._exit(0)
+    os.close(writer)
+    in_child = json.loads(os.read(reader, 1000))
+    say({"child": in_child, "pid": pid, "before": before, "after": contents(engine, space, hashes(2))})
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

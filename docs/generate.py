@@ -19,7 +19,7 @@ from typing import Any
 os.environ.pop("XDG_CACHE_HOME", None)  # a default path must not depend on who writes the page
 
 from kvcore.api import API_VERSIONS, GROUPS, KINDS, ObjectEvent, hooks
-from kvcore.config import Config, L1Config, ServerConfig, TierConfig
+from kvcore.config import Config, HttpConfig, L1Config, ServerConfig, TierConfig
 from kvcore.config.describe import Option, options
 from kvcore.config.overlay import OTHER_VARIABLES
 from kvcore.observe import METRICS
@@ -56,6 +56,9 @@ def configuration() -> str:
         "## `server`",
         "How a server is started and used: [server.md](server.md).",
         _table(options(ServerConfig), {}),
+        "## `server.http`",
+        "What is served there: [http.md](http.md).",
+        _table(options(HttpConfig), {}),
         "## Each entry of `l2`",
         _table(options(TierConfig), {"name": "", "eviction": "`lru`"}),
         "## Other variables",

@@ -61,6 +61,10 @@ class Tenancy:
             self._tenants[namespace] = tenant
             self._loop.post(self._bind, list(self._tiers), namespace, tenant)
 
+    def bound(self) -> dict[bytes, str]:
+        """Namespace -> whose it is, of those that hold something in L1 or that somebody uses. From any thread."""
+        return self._tenants.copy()
+
     def joined(self, tier: Tier) -> None:
         """One more tier is in use. On the tiers' loop."""
         for namespace, tenant in list(self._tenants.items()):

@@ -4,6 +4,7 @@ import http.client
 import json
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from http_client import TOKEN, Client
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from pydantic import ValidationError
 
-from kvcore.config import HttpConfig
+from kvcore.api import ConfigError
+from kvcore.config import HttpConfig, load_config
+from kvcore.plugins import Registry
 from kvcore.service.http import runner
 
 PROTECTED = [
@@ -242,3 +245,19 @@ def test_those_who_connect_and_say_nothing_keep_nobody_out(serve: Any, monkeypat
             time.sleep(0.05)
     for connection in silent:
         connection.close()
+
+
+@pytest.mark.parametrize("http", ["127.0.0.1:7601", "{listen: 127.0.0.1:7601}"])
+def test_its_configuration_in_short_and_in_long_with_the_token_from_the_environment(tmp_path: Path, http: str) -> None:
+    path = tmp_path / "kvcore.yaml"
+    path.write_text(f"server: {{url: unix:///run/x.sock, http: {http}}}\nl2: []\n")
+    config = load_config(path, env={"KVCORE_SERVER__HTTP__TOKEN": TOKEN}, registry=Registry())
+    assert config.server is not None
+    assert config.server.http is not None
+    assert (str(config.server.http.listen), config.server.http.listen.loopback) == ("127.0.0.1:7601", True)
+    assert config.server.http.token is not None
+    assert config.server.http.token.get_secret_value() == TOKEN
+    assert TOKEN not in str(config.rows())
+    flags = {"server.http.listen": "0.0.0.0:1"}
+    with pytest.raises(ConfigError, match=r"server\.http: 0\.0\.0\.0:1 can be reached from elsewhere: set a `token`"):
+        load_config(path, env={}, flags=flags, registry=Registry())

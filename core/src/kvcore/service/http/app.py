@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -115,13 +115,13 @@ class Api:
             sums = found.setdefault(space.namespace, [0, 0])
             sums[0] += len(space.objects)
             sums[1] += len(space.objects) * space.slot_bytes
-        known = spaces_of(self._engine)
+        known, tenants = spaces_of(self._engine), self._manager.tenancy.bound()
         return m.NamespacesModel(
             namespaces=[
                 m.NamespaceModel(
                     namespace=ns.hex(),
                     model=known[ns].spec.model if ns in known else "",
-                    tenant=known[ns].tenant if ns in known else "",
+                    tenant=tenants.get(ns, ""),
                     objects=objects,
                     nbytes=nbytes,
                 )
@@ -287,11 +287,14 @@ def make_app(api: Api, *, token: str | None, loopback: bool = True, hosts: Colle
     """
     listed = endpoints(api)
 
+    @cache
+    def described() -> Response:
+        return JSONResponse(document(listed, loopback))
+
     async def openapi(_: Call) -> Response:
-        return JSONResponse(described)
+        return described()
 
     listed.append(Endpoint("GET", "/openapi.json", "This document", openapi, "application/json"))
-    described = document(listed, loopback)
     routes = [route(e, token, loopback) for e in listed]
     app = Starlette(routes=routes, exception_handlers={HTTPException: http_problem})
     app.router.redirect_slashes = False

@@ -55,9 +55,9 @@ def _namespaces(engine: CacheEngine, wanted: ClearModel) -> set[bytes] | None:
         return None
     if wanted.namespace is not None:
         return {bytes.fromhex(wanted.namespace)}
-    found = {ns for ns, space in spaces_of(engine).items() if space.tenant == wanted.tenant}
+    found = {ns for ns, tenant in engine.manager.tenancy.bound().items() if tenant == wanted.tenant}
     if not found:
-        text = f"no engine uses a model for the tenant {wanted.tenant!r:.200} just now"
+        text = f"nothing in L1 is the tenant {wanted.tenant!r:.200}'s, and no engine uses a model for it"
         raise Problem(404, "no-tenant", f"{text}: clear its namespaces, see /namespaces")
     return found
 

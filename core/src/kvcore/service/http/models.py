@@ -31,9 +31,9 @@ def when(at_monotonic: float) -> datetime:
 
 
 class Model(BaseModel):
-    """Closed and immutable; its docstrings are the descriptions."""
+    """Closed and immutable; its docstrings are the descriptions. Built at its first use: a start shall be short."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True)
 
 
 # -- health ------------------------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class ClearModel(Model):
     namespace: Namespace | None = None
     """These objects; hexadecimal."""
     tenant: str | None = Field(default=None, max_length=1024)
-    """Those of all models that engines use for this tenant just now."""
+    """Those of all models of which L1 holds something for this tenant, or that engines use for it."""
     all: Literal[True] | None = None
     """Everything."""
     tiers: bool | list[TierName] = False

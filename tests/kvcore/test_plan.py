@@ -1,6 +1,7 @@
 """`kvcore plan`: known models weigh what is known of them, and the lengths are those at which the times cross."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -411,3 +412,14 @@ def test_errors_name_the_thing_and_what_is_allowed(
     (tmp_path / "list.json").write_text("[]")
     assert main(["plan", *args]) == 1
     assert words in capsys.readouterr().err
+
+
+def test_the_page_shows_what_is_printed(llama: str, capsys: Any) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "plan.md").read_text()
+    (command,) = re.findall(r"^    kvcore (plan .*)$", page, re.M)
+    (shown,) = re.findall(r"^```text\n(.*?)^```$", page, re.S | re.M)
+    assert main(command.split()) == 0
+    assert capsys.readouterr().out == shown
+    for flag in re.findall(r"^\| `(--[a-z-]+)", page, re.M):
+        assert main(["plan", "--help"]) == 0
+        assert flag in capsys.readouterr().out

@@ -72,14 +72,14 @@ class LoadAdmission:
         best, most_saved = 0, 0.0
         tokens = 0
         nbytes: dict[Tier, int] = {}
-        stride = max(1, len(steps) // CUTS)
-        here, last = _sources(steps[0]) if steps else [], len(steps)
+        stride, last = max(1, len(steps) // CUTS), len(steps)
+        following = _sources(steps[0]) if steps else []
         for n, step in enumerate(steps, 1):
             tokens += step.tokens
             for tier, size in step.loads:
                 nbytes[tier] = nbytes.get(tier, 0) + size
-            before, here = here, _sources(steps[n]) if n < last else []
-            if n % stride and n < last and before == here:
+            sources, following = following, _sources(steps[n]) if n < last else []
+            if n % stride and n < last and sources == following:
                 continue
             load_s = max((t.load_seconds(b) for t, b in nbytes.items()), default=0.0)  # tiers load side by side
             saved_s = FAVOUR * tokens / speed - load_s

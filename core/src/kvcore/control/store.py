@@ -323,4 +323,5 @@ class _Queue:
     def _account(self, objects: Sequence[L1Object], sign: int) -> None:
         space = objects[0].space
         self.jobs.account(space.tenant, sign * space.nbytes * len(objects))
-        self._controller.metrics.set("tier_queue_bytes", self.waiting_bytes, self.tier.name)
+        if not self._ended:  # a gauge that has ended must not come back
+            self._controller.metrics.set("tier_queue_bytes", self.waiting_bytes, self.tier.name)

@@ -181,8 +181,7 @@ class Tiers:
         await tier.close()
         self._threads.pop(tier.name).close()
         self.configs.pop(tier.name)
-        self._metrics.forget("tier_open", tier.name)
-        self._metrics.forget("tier_queue_bytes", tier.name)
+        self._metrics.forget(tier.name, "tier", "place")
 
     # -- making ------------------------------------------------------------------------------------------------------
 

@@ -159,10 +159,13 @@ class Metrics:
         """Add one observation to a histogram."""
         self._child(name, labels).observe(seconds)
 
-    def forget(self, name: str, *labels: str) -> None:
-        """End one series of a metric: what it was about is no more."""
-        if self._children.pop((name, labels), None) is not None:
-            self._families[name].remove(*labels)
+    def forget(self, value: str, *labels: str) -> None:
+        """End the gauges of which one of these labels has this value: what they told of is no more. Counters stay."""
+        for name, given in list(self._children):
+            spec = METRICS[name]
+            if spec.kind == "gauge" and (value in (v for k, v in zip(spec.labels, given, strict=True) if k in labels)):
+                del self._children[name, given]
+                self._families[name].remove(*given)
 
     def text(self) -> str:
         """All metrics in the Prometheus text format."""

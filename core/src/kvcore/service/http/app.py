@@ -30,7 +30,7 @@ from kvcore.service.http.routes import Call, Endpoint, http_problem, route
 from kvcore.service.http.tiers import Views
 from kvcore.tenants import Usage
 
-CHANGE_S = 60.0
+CHANGE_S = 70.0
 """A tier that opens or drains takes less."""
 ASK_S = 2.0
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"

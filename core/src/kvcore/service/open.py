@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kvcore.api import ConfigError
 from kvcore.config import load_config
 from kvcore.engine import CacheEngine, Engine
 from kvcore.plugins import registry_from_env
 
 
 def open_engine(path: str | None = None, *, flags: Mapping[str, Any] | None = None, name: str = "kvcore") -> Engine:
-    """A cache of this process, or with `server:` a client of that one, which need not be there yet.
+    """A cache of this process, or with `server:` a client of that one (or those), which need not be there yet.
 
     Args:
         path: the configuration's file; default: the one that `KVCORE_CONFIG` names.
@@ -23,13 +22,14 @@ def open_engine(path: str | None = None, *, flags: Mapping[str, Any] | None = No
     config = load_config(path, flags=dict(flags or {}), registry=registry)
     if config.server is None:
         return CacheEngine.of(config, registry, name)
-    if len(config.server.url) > 1:
-        raise ConfigError("server: several servers are not supported yet: give one address")
     from kvcore.service.autostart import Autostart
     from kvcore.service.client import RemoteEngine
+    from kvcore.service.several import SeveralEngine
 
     start = Autostart(config, flags or {}) if config.server.autostart else _nothing
-    return RemoteEngine(config, registry, name, start)
+    each = [config.server.model_copy(update={"url": (address,)}) for address in config.server.url]
+    engines = [RemoteEngine(config.model_copy(update={"server": one}), registry, name, start) for one in each]
+    return engines[0] if len(engines) == 1 else SeveralEngine(engines)
 
 
 def _nothing() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from kvcore.api import ObjectLayout
 from kvcore.engine import attach_arena
+from kvcore.engine.parts import Part
 from kvcore.transfer import PagedCache
 from kvcore_vllm import _compat
 from kvcore_vllm.arenas import Arenas
@@ -31,7 +32,8 @@ class WorkerHalf(Guarded):
         self._tensors: dict[str, Any] = {}
         self._layout: WorkerLayout | None = None
         self._objects: tuple[ObjectLayout, ...] = ()
-        self._arenas = Arenas(lambda attach: attach_arena(attach.descriptor, _compat.tensor_rank()), self._paged)
+        self._arenas = Arenas(self._mapped, self._paged)
+        self._part = Part(0, 1, 0)
         self._copier = Copier(self._copy_in, self._copy_out, self._own_stream, self._synchronize)
         self._report = WorkerMetadata()
         self._bad_blocks: set[int] = set()
@@ -71,6 +73,7 @@ class WorkerHalf(Guarded):
         self._arenas.begin([*meta.loads, *meta.saves])
         if meta.attach is not None:
             self._objects = meta.attach.layouts
+            self._part = _part(meta.attach)
         self._arenas.follow(meta.arena, meta.attach)
         if meta.flush:
             self._copier.flush(meta.flush)
@@ -178,8 +181,9 @@ class WorkerHalf(Guarded):
         began = time.perf_counter()
         try:
             bad = set(job.missing)
-            if job.copies:
-                bad |= self._arenas.cache(job.arena).load(job.copies) & job.blocks
+            copies = self._part.own(job.copies, len(self._layers))
+            if copies:
+                bad |= self._arenas.cache(job.arena).load(copies) & job.blocks
         except Exception as error:
             self.fault("load", error)
             return set(job.blocks)
@@ -189,7 +193,7 @@ class WorkerHalf(Guarded):
     def _copy_out(self, job: Save) -> bool:
         began = time.perf_counter()
         try:
-            self._arenas.cache(job.arena).store(job.copies)
+            self._arenas.cache(job.arena).store(self._part.own(job.copies, len(self._layers)))
         except Exception as error:
             self.fault("save", error)
             return False
@@ -198,7 +202,8 @@ class WorkerHalf(Guarded):
 
     def _count(self, op: str, began: float, job: "Load | Save") -> None:
         layouts = self._objects
-        nbytes = sum(sum(layouts[c.group].layer_block_bytes) * sum(1 for b in c.blocks if b >= 0) for c in job.copies)
+        copies = self._part.own(job.copies, len(self._layers))
+        nbytes = sum(sum(layouts[c.group].layer_block_bytes) * sum(1 for b in c.blocks if b >= 0) for c in copies)
         with self._counting:
             for name, value in (("bytes", float(nbytes)), ("seconds", time.perf_counter() - began)):
                 key = f"kvcore_{op}_{name}_total"
@@ -206,7 +211,11 @@ class WorkerHalf(Guarded):
 
     def _paged(self, attach: Attach, arena: Any) -> PagedCache:
         groups = [[self._tensors[name] for name in layers] for layers in attach.layers]
-        return PagedCache(groups, attach.layouts, _compat.tensor_rank(), arena)
+        return PagedCache(groups, attach.layouts, _part(attach).rank, arena)
+
+    @staticmethod
+    def _mapped(attach: Attach) -> Any:
+        return attach_arena(_part(attach).descriptor(attach.descriptor), _compat.tensor_rank())
 
     def _event(self) -> Any:
         """An event after all that the device has been told so far, or None where there are no streams."""
@@ -243,3 +252,8 @@ class WorkerHalf(Guarded):
     @staticmethod
     def _tally(plans: dict[int, Tally], plan_id: int, ok: bool) -> None:
         plans[plan_id] = Tally(1, 0 if ok else 1)
+
+
+def _part(attach: Attach) -> Part:
+    """Where this rank's KV is, should there be several servers."""
+    return Part.find(attach.descriptor, _compat.tensor_rank(), attach.layouts[0].ranks)

@@ -1,0 +1,246 @@
+"""An engine of several servers: its ranks are split over them, and a prefix is cached where all of them have it.
+
+Rank r of R uses server r * N // R of N. Each holds objects of its ranks only, under a namespace that says so; what one
+has and another has not is of no use, so an answer is the shortest of all.
+"""
+
+import dataclasses
+import itertools
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from kvcore.api import ConfigError, LeaseError
+from kvcore.engine import ModelSpec, Space, StorePlan
+from kvcore.engine.parts import joined
+from kvcore.service.client import RemoteEngine, ServedSpace
+from kvcore.service.lookup import RemoteLookup
+from kvcore.transfer.plan import Copy
+
+T = TypeVar("T", int, float)
+
+
+class SeveralSpace(Space):
+    """A space of all servers. Its `groups` are the layouts of one server's objects."""
+
+    def __init__(self, spec: ModelSpec, parts: "Sequence[ServedSpace]", tenant: str) -> None:
+        first = parts[0]
+        super().__init__(first.spec, first._keys, b"", first.chunk_tokens, first.descriptor, tenant)
+        self.spec = spec
+        self.parts = tuple(parts)
+
+    @property
+    def namespace(self) -> bytes:
+        """That of the first server's part, once all servers have said theirs."""
+        return self.parts[0].namespace if all(part.namespace for part in self.parts) else b""
+
+    @namespace.setter
+    def namespace(self, value: bytes) -> None:
+        """It is the servers' to say."""
+
+
+class SeveralLookup:
+    """An `EngineLookup` of one lookup on each server. `sources` and `misses` count the objects of all servers."""
+
+    def __init__(self, engine: "SeveralEngine", space: SeveralSpace, hashes: Sequence[bytes], first: int) -> None:
+        self.space = space
+        self.answer: int | None = None
+        self.sources: dict[str, int] = {}
+        self.misses: dict[str, int] = {}
+        self._engine = engine
+        self._hashes = hashes
+        self.parts = [engine._ask(p, space, hashes, first) for p in range(len(space.parts))]
+        self.first = self.parts[0].first
+        self.arena = ""
+        self._look()
+
+    def poll(self) -> int | None:
+        """See `EngineLookup.poll`."""
+        while True:
+            answers = [part.poll() for part in self.parts]
+            known = [answer for answer in answers if answer is not None]
+            if len(known) < len(answers):
+                return None
+            end = min(known)
+            longer = [p for p, answer in enumerate(known) if answer > end]
+            if end > self.first and longer and any(self.space.windows):
+                # A window before a later end is another one than that before this end: ask for that.
+                for p in longer:
+                    self._engine.parts[p].release(self.parts[p])
+                    self.parts[p] = self._engine._ask(p, self.space, self._hashes[:end], self.first)
+                continue
+            if end == self.first:
+                self.release()
+            self.answer = end
+            self._look()
+            return end
+
+    def wait(self, timeout_s: float) -> bool:
+        """See `EngineLookup.wait`."""
+        deadline = time.monotonic() + timeout_s
+        while self.poll() is None:
+            for part in self.parts:
+                if not part.wait(max(0.0, deadline - time.monotonic())):
+                    return False
+        return True
+
+    def _look(self) -> None:
+        self.arena = _token([part.arena for part in self.parts])
+        self.sources = _sum([part.sources for part in self.parts])
+        self.misses = _sum([part.misses for part in self.parts])
+
+    def release(self) -> None:
+        """End all leases."""
+        for engine, part in zip(self._engine.parts, self.parts, strict=True):
+            engine.release(part)
+
+
+class SeveralEngine:
+    """An `Engine` over `parts`, one for each server. Thread-safe, as they are."""
+
+    def __init__(self, parts: Sequence[RemoteEngine]) -> None:
+        self.parts = tuple(parts)
+        self._plans: dict[int, list[int]] = {}
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+
+    def register(self, spec: ModelSpec, tenant: str = "") -> SeveralSpace:
+        """See `Engine.register`. Raises `ConfigError` when the ranks cannot be split evenly."""
+        count = len(self.parts)
+        if spec.ranks % count:
+            raise ConfigError(
+                f"server: {count} servers for {spec.ranks} tensor-parallel ranks: the ranks are split evenly over the "
+                f"servers, so give a number of servers that divides {spec.ranks}"
+            )
+        spaces = []
+        for p, engine in enumerate(self.parts):
+            extra = {**spec.extra, "part": f"{p}/{count}"}
+            spaces.append(engine.register(dataclasses.replace(spec, ranks=spec.ranks // count, extra=extra), tenant))
+        return SeveralSpace(spec, spaces, tenant)
+
+    # -- loading -----------------------------------------------------------------------------------------------------
+
+    def lookup(self, space: Space, hashes: Sequence[bytes], first: int = 0) -> SeveralLookup:
+        """See `Engine.lookup`."""
+        assert isinstance(space, SeveralSpace)
+        return SeveralLookup(self, space, hashes, first)
+
+    def _ask(self, part: int, space: SeveralSpace, hashes: Sequence[bytes], first: int) -> RemoteLookup:
+        return self.parts[part].lookup(space.parts[part], hashes, first)
+
+    def retrieve(self, lookup: SeveralLookup, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
+        """See `Engine.retrieve`."""
+        promised = lookup.answer
+        end = lookup.poll()
+        if end is None or end < (promised or 0):
+            raise LeaseError("the lookup's leases have ended")
+        ids = [group[: end * lookup.space.chunk_blocks] for group in block_ids]
+        plans = [e.retrieve(part, first_block, ids) for e, part in zip(self.parts, lookup.parts, strict=True)]
+        # Of a group with a window a server may have more than the window: what all have is enough.
+        common = set.intersection(*({_span(c) for c in plan} for plan in plans))
+        return joined([[c for c in plan if _span(c) in common] for plan in plans], len(lookup.space.groups))
+
+    def renew(self, lookup: SeveralLookup) -> bool:
+        """See `Engine.renew`."""
+        renewed = [e.renew(part) for e, part in zip(self.parts, lookup.parts, strict=True)]  # each, also after a False
+        return all(renewed)
+
+    def release(self, lookup: SeveralLookup) -> None:
+        """See `Engine.release`."""
+        lookup.release()
+
+    # -- storing -----------------------------------------------------------------------------------------------------
+
+    def reserve(
+        self, space: Space, hashes: Sequence[bytes], first: int, last: int, block_ids: Sequence[Sequence[int]]
+    ) -> StorePlan:
+        """See `Engine.reserve`. With a server away nothing is stored on the others: it would be of no use."""
+        assert isinstance(space, SeveralSpace)
+        plans = [e.reserve(s, hashes, first, last, block_ids) for e, s in zip(self.parts, space.parts, strict=True)]
+        skipped = _most([plan.skipped for plan in plans])
+        arena = _token([plan.arena for plan in plans])
+        ids = [plan.id for plan in plans]
+        if not arena or not any(ids):
+            self._publish(ids, ok=False)
+            return StorePlan(0, [], skipped, arena)
+        plan_id = next(self._ids)
+        with self._lock:
+            self._plans[plan_id] = ids
+        return StorePlan(plan_id, joined([plan.copies for plan in plans], len(space.groups)), skipped, arena)
+
+    def publish(self, plan_id: int, ok: bool = True) -> None:
+        """See `Engine.publish`."""
+        with self._lock:
+            ids = self._plans.pop(plan_id, [])
+        self._publish(ids, ok)
+
+    def _publish(self, ids: Sequence[int], ok: bool) -> None:
+        for engine, plan_id in zip(self.parts, ids, strict=False):
+            engine.publish(plan_id, ok)
+
+    def prefilled(self, space: Space, tokens: int, seconds: float) -> None:
+        """See `Engine.prefilled`."""
+        assert isinstance(space, SeveralSpace)
+        for engine, part in zip(self.parts, space.parts, strict=True):
+            engine.prefilled(part, tokens, seconds)
+
+    # -- the rest ----------------------------------------------------------------------------------------------------
+
+    def descriptor(self) -> dict[str, Any] | None:
+        """See `Engine.descriptor` and `kvcore.engine.parts`. None unless all servers are there."""
+        parts = [engine.descriptor() for engine in self.parts]
+        tokens = [part["token"] if part is not None else "" for part in parts]
+        return {"token": _token(tokens), "parts": parts} if all(tokens) else None
+
+    def clear(self, space: Space) -> int:
+        """See `Engine.clear`: the objects of all servers."""
+        assert isinstance(space, SeveralSpace)
+        return sum(engine.clear(part) for engine, part in zip(self.parts, space.parts, strict=True))
+
+    def drain(self, timeout_s: float = 10.0) -> int:
+        """See `Engine.drain`."""
+        deadline = time.monotonic() + timeout_s
+        return sum(engine.drain(max(0.0, deadline - time.monotonic())) for engine in self.parts)
+
+    @property
+    def tiers(self) -> dict[str, str]:
+        """See `Engine.tiers`: those of all servers."""
+        return {name: plugin for engine in reversed(self.parts) for name, plugin in engine.tiers.items()}
+
+    def stats(self) -> dict[str, float]:
+        """See `Engine.stats`. What each server is asked alike is counted once; servers that are up, or lost, are
+        counted each."""
+        each = [engine.stats() for engine in self.parts]
+        return {**each[0], **_sum([{k: v for k, v in one.items() if k.startswith("kvcore_server_")} for one in each])}
+
+    def metrics_text(self) -> str:
+        """See `Engine.metrics_text`: those of the engine's part on the first server."""
+        return self.parts[0].metrics_text()
+
+    def close(self) -> None:
+        """Leave all servers. Idempotent."""
+        for engine in self.parts:
+            engine.close()
+
+
+def _span(copy: Copy) -> tuple[int, int, tuple[int, ...]]:
+    """What of the request a copy fills."""
+    return copy.group, copy.first, copy.blocks
+
+
+def _token(tokens: Sequence[str]) -> str:
+    """The name of all arenas together; "" when one is not there."""
+    return "+".join(tokens) if all(tokens) else ""
+
+
+def _sum(counts: "Sequence[Mapping[str, T]]") -> dict[str, T]:
+    total: dict[str, Any] = {}
+    for one in counts:
+        for name, count in one.items():
+            total[name] = total.get(name, 0) + count
+    return total
+
+
+def _most(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    return {name: max(one.get(name, 0) for one in counts) for name in dict.fromkeys(n for one in counts for n in one)}

@@ -91,7 +91,9 @@ class BoundedCalls(Calls):
             outcomes |= zip([i.key for i in first], await self.store(first), strict=True)
             return [outcomes[i.key] for i in items]
         nbytes = sum(i.nbytes for i in items)
-        if len(items) > 1 and nbytes > capacity.most(namespace):
+        if nbytes > capacity.most(namespace):
+            if len(items) == 1:
+                return [Failed("larger than its tenant's quota of this tier", "too_large")]
             half = len(items) // 2
             return [*await self.store(items[:half]), *await self.store(items[half:])]
         over = [i.key for i in items if capacity.expired(i.key)]

@@ -4,12 +4,16 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 from http_client import Answer, Client
 
+from kvcore.config import Address
+from kvcore.service.address import Listener
 from kvcore.service.http import health
+from kvcore.service.server import Server
 from kvcore.testing.chunks import contents, hashes, publish, put, spec
 from kvcore.testing.fault_config import Faults
 
@@ -132,3 +136,28 @@ def test_any_loop_can_be_watched(serve: Any, monkeypatch: pytest.MonkeyPatch) ->
     until(client, "/readyz", lambda a: a.status == 200)
     over.set()
     turning.join()
+
+
+def test_the_thread_that_serves_engines_is_watched(serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "PATIENCE_S", 0.5)
+    listener = Listener(Address(path=str(tmp_path / "kvcore.sock")))
+    posts: list[Callable[[Callable[[], None]], None]] = []
+    engine, client = serve(node={"loops": {"serve": lambda call: posts[0](call)}})
+    server = Server(engine, [listener])
+    posts.append(server.post)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        assert client.get("/readyz").status == 200
+        let_go = threading.Event()
+        server.post(lambda: let_go.wait(30) and None)
+        answer = client.get("/readyz")
+        let_go.set()
+        assert (answer.status, list(bad(answer))) == (503, ["loop serve"])
+        until(client, "/readyz", lambda a: a.status == 200)
+    finally:
+        server.stop()
+        thread.join()
+        server.close()
+        listener.close()
+    assert client.get("/healthz").status == 503  # it has ended

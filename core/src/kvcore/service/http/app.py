@@ -23,7 +23,7 @@ from kvcore.service.http import models as m
 from kvcore.service.http.clearing import clear, spaces_of
 from kvcore.service.http.guard import Guard
 from kvcore.service.http.health import Health, Post
-from kvcore.service.http.listing import Listings, Row, on, resident, stored
+from kvcore.service.http.listing import Listings, Row, Turns, on, resident, stored
 from kvcore.service.http.openapi import document
 from kvcore.service.http.problems import Problem
 from kvcore.service.http.routes import Call, Endpoint, http_problem, route
@@ -67,6 +67,7 @@ class Api:
         self._health = Health(self._manager, node.loops)
         self._views = Views(self._manager)
         self._listings = Listings()
+        self._turns = Turns()
         self._began = time.monotonic()
         self._threads = Threads("kvcore-http-work", 4)
 
@@ -138,7 +139,7 @@ class Api:
 
     def _source(self, tier: str, namespace: bytes | None) -> AsyncIterator[Sequence[Row]]:
         if tier != "l1":
-            return stored(self._manager.loop, self._tier(tier), namespace)
+            return stored(self._manager.loop, self._tier(tier), self._turns, namespace)
         return resident([s for s in list(self._manager.layouts) if namespace in (None, s.namespace)])
 
     async def object(self, call: Call) -> m.ObjectPlacesModel:
@@ -170,7 +171,7 @@ class Api:
         wanted: m.ClearModel = call.body
         names = [t.name for t in list(self._manager.tiers)] if wanted.tiers is True else wanted.tiers or []
         tiers = [self._tier(name) for name in dict.fromkeys(names)]
-        return await clear(self._engine, wanted, tiers, self._work)
+        return await clear(self._engine, wanted, tiers, self._turns, self._work)
 
     # -- tenants -----------------------------------------------------------------------------------------------------
 

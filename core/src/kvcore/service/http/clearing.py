@@ -7,7 +7,7 @@ from typing import Any
 from kvcore.engine import CacheEngine, Space
 from kvcore.l2 import Tier
 from kvcore.observe import logger
-from kvcore.service.http.listing import on, stored
+from kvcore.service.http.listing import Turns, on, stored
 from kvcore.service.http.models import ClearedModel, ClearModel
 from kvcore.service.http.problems import Problem
 
@@ -19,6 +19,7 @@ async def clear(
     engine: CacheEngine,
     wanted: ClearModel,
     tiers: Sequence[Tier],
+    turns: Turns,
     work: Callable[[Callable[[], Any]], Awaitable[Any]],
 ) -> ClearedModel:
     """Forget them in `tiers` and in L1. `work` runs a function on a thread. Raises `Problem`."""
@@ -31,7 +32,7 @@ async def clear(
         counts[tier.name] = 0
         for name in [None] if names is None else names:
             try:
-                async for count in _clear_tier(engine, tier, name):
+                async for count in _clear_tier(engine, tier, turns, name):
                     counts[tier.name] += count
                     if time.monotonic() > give_up:
                         complete = False
@@ -68,10 +69,10 @@ def spaces_of(engine: CacheEngine) -> dict[bytes, Space]:
     return {space.namespace: space for space in found if space is not None}
 
 
-async def _clear_tier(engine: CacheEngine, tier: Tier, namespace: bytes | None) -> AsyncIterator[int]:
+async def _clear_tier(engine: CacheEngine, tier: Tier, turns: Turns, namespace: bytes | None) -> AsyncIterator[int]:
     """Deletes slice by slice, and yields how many objects each time."""
     loop = engine.manager.loop
-    async for rows in stored(loop, tier, namespace):
+    async for rows in stored(loop, tier, turns, namespace):
         if rows and not await on(loop, tier.delete([key for key, _, _ in rows])):
             raise Problem(502, "tier-failed", f"tier {tier.name!r} did not delete: see /tiers, and the log")
         yield len(rows)

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -39,7 +40,19 @@ async def resident(spaces: Sequence[ObjectSpace]) -> AsyncIterator[Sequence[Row]
             await asyncio.sleep(0)
 
 
-async def stored(loop: LoopThread, tier: Tier, namespace: bytes | None) -> AsyncIterator[Sequence[Row]]:
+class Turns:
+    """Of all listings of a tier, one at a time has the storage make its next batch: its other threads are for those who
+    load and store."""
+
+    def __init__(self) -> None:
+        self._locks: weakref.WeakKeyDictionary[Tier, asyncio.Lock] = weakref.WeakKeyDictionary()
+
+    def of(self, tier: Tier) -> asyncio.Lock:
+        """Hold it for a batch."""
+        return self._locks.setdefault(tier, asyncio.Lock())
+
+
+async def stored(loop: LoopThread, tier: Tier, turns: Turns, namespace: bytes | None) -> AsyncIterator[Sequence[Row]]:
     """What a tier's storage lists. Raises `Problem` when it cannot."""
     entries = tier.entries(BATCH)
 
@@ -50,7 +63,8 @@ async def stored(loop: LoopThread, tier: Tier, namespace: bytes | None) -> Async
         if not tier.usable:
             raise Problem(503, "tier-down", f"tier {tier.name!r} is left alone just now: see /tiers for the cause")
         try:
-            batch = await on(loop, step())
+            async with turns.of(tier):
+                batch = await on(loop, step())
         except NotImplementedError:
             raise Problem(422, "cannot-list", f"the storage of tier {tier.name!r} cannot list what it holds") from None
         except Exception as error:

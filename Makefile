@@ -10,11 +10,12 @@ TORCH := $(shell grep '^torch==' requirements/vllm-cpu.txt)
 export KVCORE_TEST_MODELS ?= $(CURDIR)/build/models
 PYTEST_ARGS ?=
 STORE ?= disk
+OVER ?= server
 
-.PHONY: help setup test test-unit test-vllm check lint types contracts docs docs-check demo bench dist clean
+.PHONY: help setup test test-unit test-vllm check lint types contracts docs docs-check demo demo-two-engines demo-prefill-decode demo-prefix-router bench dist clean
 
 help: ## What the targets do
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
 
 setup: $(VENV)/.ready ## Make the environment: vLLM for CPU, the packages, the tools
 
@@ -65,6 +66,18 @@ docs-check: setup
 demo: setup ## Real vLLM, a real model: a long prompt is computed once and never again. STORE=disk|redis|s3|mooncake|nixl
 	$(BIN)/python examples/models/smollm2.py $(KVCORE_TEST_MODELS)/smollm2-f32 --dtype float32
 	$(BIN)/python examples/demo/demo.py --model $(KVCORE_TEST_MODELS)/smollm2-f32 --store $(STORE) --out build/demo
+
+demo-two-engines: setup ## Two real vLLM engines share one cache; either, and the cache, may be killed
+	$(BIN)/python examples/models/smollm2.py $(KVCORE_TEST_MODELS)/smollm2-f32 --dtype float32
+	$(BIN)/python examples/two-engines/run.py --model $(KVCORE_TEST_MODELS)/smollm2-f32 --out build/two-engines
+
+demo-prefill-decode: setup ## One real vLLM engine computes prompts, another decodes, with a router. OVER=server|disk
+	$(BIN)/python examples/models/smollm2.py $(KVCORE_TEST_MODELS)/smollm2-f32 --dtype float32
+	$(BIN)/python examples/prefill-decode/run.py --model $(KVCORE_TEST_MODELS)/smollm2-f32 --over $(OVER) --out build/prefill-decode
+
+demo-prefix-router: setup ## Two real vLLM engines behind a router that sends prompts to where they are cached
+	$(BIN)/python examples/models/smollm2.py $(KVCORE_TEST_MODELS)/smollm2-f32 --dtype float32
+	$(BIN)/python examples/prefix-router/run.py --model $(KVCORE_TEST_MODELS)/smollm2-f32 --out build/prefix-router
 
 bench: setup ## Our speed against its limits on this machine
 	$(BIN)/kvcore bench

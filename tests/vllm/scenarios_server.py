@@ -44,6 +44,9 @@ def two_engines(models: Path) -> dict[str, Any]:
         out["first"] = other.call("run", [LONG, *PROMPTS], 16)["texts"]
         out["second"], out["second_cached"] = e.run([LONG, *PROMPTS])
         out["counted"] = e.stat('kvcore_hit_chunks_total{source="l1"')
+        out["unasked"] = e.answered
+        e.one(LONG, transfer={"do_remote_decode": True})
+        out["asked"] = e.answered
         other.call("die_saving")
         other.ask("run", [OTHER], 16)
         out["meanwhile"], _ = e.run(PROMPTS)

@@ -27,6 +27,9 @@ def test_what_one_process_computed_another_reuses(results: Any, expected: Any) -
     assert same(result["first"], expected)
     assert same(result["second"], expected)
     assert result["second_cached"] == REUSED
+    assert result["unasked"] == [None] * 5
+    (promised,) = result["asked"]  # as routers ask for it
+    assert promised["kvcore"]["tokens"] == 1408
     assert result["counted"] == 11 + 4 + 4 + 11  # of 512 tokens 4 chunks are found, and 3 are loaded
 
 

@@ -209,7 +209,6 @@ def test_over_tcp_with_a_token(folder: Path) -> None:
     secret = "a secret of many characters"
     url = f"tcp://127.0.0.1:{free_port()}"
     server = KVCoreServer(folder, {**CONFIG, "server": {"url": url, "token": secret}})
-    server._ready = lambda: "is ready on" in server.log.read_text()
     with server:
         engine, space = connected(server)
         put(engine, space, hashes())

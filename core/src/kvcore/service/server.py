@@ -23,7 +23,7 @@ from kvcore.service.address import Listener
 from kvcore.service.connection import Connection
 from kvcore.service.session import Session
 
-GREETING_S = 10.0
+GREETING_S = 5.0
 """How long a connection may take to say who it is."""
 STALLED_S = 0.5
 """How often lookups that tiers are asked for are looked after."""

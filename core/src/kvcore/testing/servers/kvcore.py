@@ -1,6 +1,5 @@
 """`kvcore serve` as a process: one cache that several engines of a test share."""
 
-import socket
 import sys
 import urllib.request
 from collections.abc import Mapping
@@ -9,6 +8,10 @@ from typing import Any
 
 import yaml
 
+from kvcore import __version__
+from kvcore.config.address import parse_address
+from kvcore.service import wire
+from kvcore.service.address import connect
 from kvcore.testing.servers.process import Server, free_port
 
 
@@ -28,9 +31,11 @@ class KVCoreServer(Server):
         self._metrics_port = free_port()
         folder.mkdir(parents=True, exist_ok=True)
         values = {"server": self.url, "metrics_port": self._metrics_port, "log_level": "info", **config}
+        url = values["server"]["url"] if isinstance(values["server"], dict) else values["server"]
+        self._address = parse_address(url)
         self.config.write_text(yaml.safe_dump(values, sort_keys=False))
         command: list[str | Path] = [sys.executable, "-m", "kvcore", "serve", "--config", self.config]
-        super().__init__(name, command, ready=self._listens, folder=folder)
+        super().__init__(name, command, ready=self._serves, folder=folder)
 
     def metrics(self) -> dict[str, float]:
         """All its metrics, labels in the name: `kvcore_l1_bytes{state="free"}`. Raises `OSError` when it is away."""
@@ -38,7 +43,9 @@ class KVCoreServer(Server):
             lines = answer.read().decode().splitlines()
         return {name: float(value) for name, _, value in (x.rpartition(" ") for x in lines if x and x[0] != "#")}
 
-    def _listens(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as probe:
+    def _serves(self) -> bool:
+        """It listens before it can serve: whether it answers."""
+        with connect(self._address, 1.0) as probe:
+            probe.sendall(wire.frame(wire.Hello(wire.PROTOCOL, __version__, "ready?")))
             probe.settimeout(1.0)
-            return probe.connect_ex(str(self.socket)) == 0
+            return bool(probe.recv(1))

@@ -13,11 +13,13 @@ from kvcore.observe import logger
 
 AGAIN_S = 10.0
 """How long to wait after a start before the next."""
+_DETACHED = ("/bin/sh", "-c", '"$@" &', "sh")
+"""Runs the words that follow as nobody's child, so that nobody has to wait for its end."""
 
 
 class Autostart:
-    """Called whenever nobody listens. Of several engines that start one at once, one server gets the address, and the
-    others end.
+    """Called whenever nobody listens. Of several servers that are started at once one gets the address, and the others
+    end.
 
     Args:
         config: with `server`. flags: what was laid over the file.
@@ -31,27 +33,24 @@ class Autostart:
             self._command += ["--config", os.path.abspath(config.file)]
         for path, value in flags.items():
             self._command += ["--set", f"{path}={value if isinstance(value, str) else json.dumps(value)}"]
-        self._child: subprocess.Popen[bytes] | None = None
         self._begun = -AGAIN_S
 
     def __call__(self) -> None:
-        """Start a server, unless one is starting."""
+        """Start a server, unless that was done a moment ago."""
         now = time.monotonic()
-        if (self._child is not None and self._child.poll() is None) or now < self._begun + AGAIN_S:
+        if now < self._begun + AGAIN_S:
             return
         self._begun = now
         try:
             os.makedirs(os.path.dirname(self._log_file), 0o700, exist_ok=True)
             log = os.open(self._log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            logger.warning("no server can be started: %s", error)
-            return
-        try:
-            self._child = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+            try:
+                command = [*_DETACHED, *self._command]
+                subprocess.run(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, check=True
+                )
+            finally:
+                os.close(log)
             logger.info("a server is started; what it says is in %s", self._log_file)
-        except OSError as error:
+        except (OSError, subprocess.SubprocessError) as error:
             logger.warning("no server can be started: %s", error)
-        finally:
-            os.close(log)

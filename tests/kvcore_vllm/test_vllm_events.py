@@ -120,11 +120,14 @@ def test_too_much_news_is_bounded_and_leaves_nothing_stale(events: Any, monkeypa
     for i in range(8):
         events.stored(of(request, i))
     assert len(events._heard) == 4
-    held: set[int] = set()
-    for event in events.take():
-        change = held.update if type(event).__name__ == "BlockStored" else held.difference_update
-        change(event.block_hashes)
-    assert held == set()
+    (event,) = events.take()
+    assert event.block_hashes == numbers(request, 4, 8)
+    events.evicted(of(request, 7))
+    events.lost()
+    events.stored(of(request, 0))
+    taken_back, new = events.take()
+    assert taken_back.block_hashes == numbers(request, 4, 8)
+    assert new.block_hashes == numbers(request, 0, 1)
     events.found(request, 0, 2)
     (event,) = events.take()
-    assert event.block_hashes == numbers(request, 0, 2)
+    assert event.block_hashes == numbers(request, 1, 2)

@@ -19,6 +19,7 @@ MODULES = (
     "scenarios_pd",
     "scenarios_server",
     "scenarios_events",
+    "scenarios_admission",
     "scenarios_several",
 )
 

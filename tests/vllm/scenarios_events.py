@@ -15,6 +15,8 @@ from vllm.config import KVEventsConfig
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
+from kvcore.testing.servers.kvcore import KVCoreServer
+
 CHUNK_BLOCKS = 4
 SETTINGS = {"block_size": 32}
 
@@ -138,3 +140,31 @@ def _compared(e: Engine, router: Router) -> dict[str, Any]:
 
 def _tables(e: Engine) -> list[Any]:
     return list(e.half.engine._object_spaces.values())
+
+
+def kv_events_served(models: Path, folder: str) -> dict[str, Any]:
+    """The same over a server with a small L1: its evictions are told, and its end takes all back."""
+    out: dict[str, Any] = {}
+    served = KVCoreServer(Path(folder), {"l1": {"size": "2MiB"}, "l2": []})
+    extra = {"kvcore.server": served.url}
+    with served, published(str(models / "tiny"), Path(folder), "c", extra) as (e, router):
+        for prompts in ([LONG], PROMPTS, [tokens(60, 1500)]):
+            e.run(prompts)
+        until = time.monotonic() + 10
+        while True:
+            e.one([5, 6, 7], 1)
+            router.read()
+            objects = served.metrics()["kvcore_l1_objects"]
+            if len(router.blocks("CPU")) == CHUNK_BLOCKS * objects or time.monotonic() > until:
+                break
+        out["told"], out["objects"] = len(router.blocks("CPU")), objects
+        out["evicted"] = served.metrics()["kvcore_evicted_objects_total"]
+        served.kill()
+        while e.half.engine.descriptor() is not None:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        e.one([5, 6, 7], 1)
+        router.read()
+        out["without_server"] = len(router.blocks("CPU"))
+        out["faults"], out["disagreements"] = e.faults(), router.disagreements
+    return out

@@ -11,8 +11,9 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def result(run_child: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder: Path = tmp_path_factory.mktemp("e")
-    name = f'kv_events:{{"folder": "{folder}"}}'
-    return run_child(name)[name]
+    own, served = (f'{name}:{{"folder": "{folder}"}}' for name in ("kv_events", "kv_events_served"))
+    results = run_child(own, served)
+    return {**results[own], "served": results[served]}
 
 
 def test_what_is_told_is_what_l1_and_the_disk_hold(result: Any) -> None:
@@ -43,3 +44,12 @@ def test_what_comes_from_a_disk_of_an_earlier_process_is_told(result: Any) -> No
 
 def test_without_kv_events_nobody_listens(result: Any) -> None:
     assert result["off"] == [[], False, False]
+
+
+def test_a_servers_objects_are_told_by_its_engine(result: Any) -> None:
+    served = result["served"]
+    assert served["evicted"] > 0
+    assert served["told"] == 4 * served["objects"] > 0
+    assert served["without_server"] == 0
+    assert served["disagreements"] == 0
+    assert served["faults"] == {}

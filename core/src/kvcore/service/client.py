@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvcore import __version__
-from kvcore.api import LeaseError
+from kvcore.api import LeaseError, ObjectEvent, ObjectKey
 from kvcore.config import Config
 from kvcore.engine import ModelSpec, Space, StorePlan
 from kvcore.engine import space as spaces
@@ -57,6 +57,8 @@ class RemoteEngine:
         self._numbers: dict[int, int | None] = {}
         self._plans: dict[int, tuple[Link, int, int]] = {}
         self._link: Link | None = None
+        self._observer: Any = None
+        self._heard_over: Link | None = None
         self._child = False
         self._closed = False
         self._log = Throttle()
@@ -205,6 +207,29 @@ class RemoteEngine:
         if self._link is not None:
             self._link.tell(wire.Prefilled(space.id, tokens, seconds))
 
+    # -- observing ---------------------------------------------------------------------------------------------------
+
+    def observe(self, name: str, observer: Any) -> None:
+        """Have `observer`'s methods `stored(events)` and `evicted(events)` called by `hear`, of this engine's spaces,
+        and `lost()` when what was told so far may be no longer true."""
+        self._observer = observer
+        if self._link is not None:
+            self._link.tell(wire.News(0))
+
+    def hear(self) -> None:
+        """Ask the server what has come and gone since the last time. Call it from one thread at a time."""
+        link, observer = self._link, self._observer
+        if observer is None:
+            return
+        answer = link.ask(wire.News(next(self._ids))) if link is not None else None
+        told = answer if isinstance(answer, wire.Told) else None
+        if self._heard_over not in (None, link if told is not None else None) or (told is not None and told.lost):
+            observer.lost()
+        self._heard_over = link if told is not None else None
+        for heard in told.news if told is not None else ():
+            events = [ObjectEvent(ObjectKey(heard.namespace, h, heard.group), heard.tier, 0) for h in heard.hashes]
+            (observer.stored if heard.here else observer.evicted)(events)
+
     # -- the rest ----------------------------------------------------------------------------------------------------
 
     def descriptor(self) -> dict[str, Any] | None:
@@ -270,6 +295,8 @@ class RemoteEngine:
             self._registered.clear()
             for space in list(self._spaces.values()):
                 self._introduce(link, space)
+            if self._observer is not None:
+                link.tell(wire.News(0))  # what comes and goes from now on is kept for `hear`
             if link.alive:
                 self._link = link
                 self.metrics.set("server_up", 1)

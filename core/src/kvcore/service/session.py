@@ -19,6 +19,7 @@ from kvcore.engine import space as spaces
 from kvcore.l1 import L1Object
 from kvcore.service import wire
 from kvcore.service.connection import Connection
+from kvcore.service.news import Box, Newsroom
 
 MAX_SPACES = 65536
 MAX_LOOKUPS = 65536
@@ -62,6 +63,8 @@ class Session:
         self._spaces: dict[int, Space] = {}
         self._lookups: dict[int, Lookup] = {}
         self._plans: dict[int, None] = {}
+        self._namespaces: set[bytes] = set()
+        self._box: Box | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             wire.Find: self._find,
             wire.Hold: self._hold,
@@ -74,6 +77,7 @@ class Session:
             wire.Forget: self._forget,
             wire.Clear: self._clear,
             wire.Drain: self._drain,
+            wire.News: self._news,
             wire.Ping: self._ping,
         }
 
@@ -85,6 +89,8 @@ class Session:
     def end(self) -> None:
         """The client is gone."""
         self.ended = True
+        if self._box is not None:
+            Newsroom.of(self._engine).close(self._box)
         for lookup in self._lookups.values():
             self._engine.release(lookup)
         self._lookups.clear()
@@ -132,6 +138,7 @@ class Session:
             self._connection.send(wire.Registered(message.id, b"", str(error)))
             return
         self._spaces[message.id] = space
+        self._namespaces.add(space.namespace)
         self._connection.send(wire.Registered(message.id, space.namespace))
 
     def _forget(self, message: wire.Forget) -> None:
@@ -238,6 +245,11 @@ class Session:
         waiting.add_done_callback(
             lambda f: self._later(partial(done, 0 if f.cancelled() or f.exception() else f.result()))
         )
+
+    def _news(self, message: wire.News) -> None:
+        if self._box is None:
+            self._box = Newsroom.of(self._engine).open(self._namespaces.__contains__)
+        self._connection.send(wire.Told(message.id, *self._box.take()))
 
     def _ping(self, message: wire.Ping) -> None:
         self._connection.send(wire.Number(message.id, 0))

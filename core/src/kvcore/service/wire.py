@@ -175,6 +175,13 @@ class Drain(Request, tag="drain"):
     timeout_s: Annotated[float, msgspec.Meta(ge=0, le=86400)]
 
 
+class News(Request, tag="news"):
+    """What has come and gone in my spaces since I asked last? The first of them begins the listening. Answered by
+    `Told`."""
+
+    id: Id
+
+
 class Ping(Request, tag="ping"):
     """Are you there? Answered by `Number`."""
 
@@ -234,6 +241,24 @@ class Reserved(Reply, tag="reserved"):
     groups: list[Slots]
 
 
+class Heard(msgspec.Struct, array_like=True, gc=False):
+    """Objects of one kind that came to be in a tier (`here`), or left it."""
+
+    here: bool
+    tier: str
+    namespace: bytes
+    group: int
+    hashes: list[bytes]
+
+
+class Told(Reply, tag="told"):
+    """In the order in which it happened. `lost`: there was more than the server keeps, and this is not all."""
+
+    id: int
+    news: list[Heard]
+    lost: bool
+
+
 class Number(Reply, tag="number"):
     """The answer to what asks for no more than that."""
 
@@ -242,9 +267,9 @@ class Number(Reply, tag="number"):
 
 
 AnyRequest = (
-    Register | Forget | Find | Hold | Use | Release | Reserve | Publish | Prefilled | Clear | Drain | Ping
+    Register | Forget | Find | Hold | Use | Release | Reserve | Publish | Prefilled | Clear | Drain | News | Ping
 )  # fmt: skip
-AnyReply = Registered | Searching | Found | Reserved | Number
+AnyReply = Registered | Searching | Found | Reserved | Told | Number
 
 _preamble = msgspec.msgpack.Decoder(Preamble)
 _greeting = msgspec.msgpack.Decoder(Hello | Attach)

@@ -19,7 +19,8 @@ from kvcore_vllm.requests import RequestState
 MAX_TOKENS = 4 << 20
 """Tokens whose chunks are known at most, which takes some 50 MiB; of more, the longest unused are told as removed."""
 MAX_WAITING = 65_536
-"""Objects that wait for vLLM to ask, which it does once a step; of more, the cache's news are told as removals."""
+"""Objects that wait for vLLM to ask, which it does once a step; when there are more, all that was told is told as
+removed, and what comes then is heard anew."""
 
 
 class _Chunk:
@@ -64,7 +65,7 @@ class KVEvents:
         self._lock = threading.Lock()
         self._heard: list[tuple[bool, Sequence[ObjectEvent]]] = []
         self._waiting = 0
-        self._overflow = False
+        self._lost = False
         self._made: list[Any] = []
 
     # -- the cache tells ---------------------------------------------------------------------------------------------
@@ -77,13 +78,22 @@ class KVEvents:
         """See `kvcore_evicted`."""
         self._hear(False, events)
 
+    def lost(self) -> None:
+        """Nothing that was told so far may be true any more."""
+        with self._lock:
+            self._drop()
+
     def _hear(self, here: bool, events: Sequence[ObjectEvent]) -> None:
         with self._lock:
             if self._waiting > MAX_WAITING:
-                self._overflow = True
-                return
+                self._drop()
             self._waiting += len(events)
             self._heard.append((here, events))
+
+    def _drop(self) -> None:
+        self._heard = []
+        self._waiting = 0
+        self._lost = True
 
     # -- the scheduler tells -----------------------------------------------------------------------------------------
 
@@ -113,19 +123,20 @@ class KVEvents:
         """vLLM's events of what was heard since the last call."""
         with self._lock:
             heard, self._heard = self._heard, []
-            overflow, self._overflow = self._overflow, False
+            lost, self._lost = self._lost, False
             self._waiting = 0
+        if lost:
+            self._take_back()
         for here, events in heard:
             (self._store if here else self._remove)(events)
-        if overflow:
-            self.clear()
         made, self._made = self._made, []
         return made
 
     def clear(self) -> None:
         """Nothing that was told is to be used again."""
-        while self._chunks:
-            self._forget(next(iter(self._chunks)))
+        self._take_back()
+        self._chunks.clear()
+        self._tokens = 0
 
     # -- from objects to events --------------------------------------------------------------------------------------
 
@@ -148,8 +159,16 @@ class KVEvents:
     def _forget(self, key: tuple[bytes, bytes]) -> None:
         chunk = self._chunks.pop(key)
         self._tokens -= len(chunk.tokens)
+        self._leave(chunk)
+
+    def _take_back(self) -> None:
+        for chunk in self._chunks.values():
+            self._leave(chunk)
+
+    def _leave(self, chunk: _Chunk) -> None:
         for place in sorted(chunk.places):
             self._tell_removed(chunk, *place)
+        chunk.places.clear()
 
     def _tell_stored(self, chunk: _Chunk, tier: str, group: int) -> None:
         medium = _medium(tier)

@@ -7,12 +7,14 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvcore.api import ConfigError, ObjectLayout
+from kvcore.api import ObjectLayout
 from kvcore.engine import CacheEngine, EngineLookup
 from kvcore.service import open_engine
-from kvcore_vllm import _compat, handover, model_spec
+from kvcore.service.client import RemoteEngine
+from kvcore_vllm import _compat, model_spec, modes
 from kvcore_vllm.events import KVEvents
 from kvcore_vllm.faults import Guarded, guarded, logger
+from kvcore_vllm.handover import FIRST_PAUSE_S, Handover
 from kvcore_vllm.metadata import Attach, Load, Metadata, Save, Tally, WorkerLayout, WorkerMetadata
 from kvcore_vllm.options import Options
 from kvcore_vllm.pace import Pace
@@ -24,6 +26,8 @@ IDLE_WAIT_S = 0.005
 """How long a step that computes nothing may wait for a lookup, instead of asking again at once: every empty step costs
 all processes a message, on cores that the loads need."""
 STATS_EVERY_S = 1.0
+HEAR_EVERY_S = 0.2
+"""How often a server is asked what has come and gone, where KV events are wanted and nothing was published."""
 LOST_PLAN_S = 30.0
 """A plan without an answer for so long does not keep an idle engine stepping any more."""
 _COUNTS = (
@@ -78,7 +82,10 @@ class SchedulerHalf(Guarded):
         # An engine object that is dropped without a shutdown, or the end of the process, closes the cache too.
         self._close = weakref.finalize(self, self.engine.close)
         self._spaces = Spaces(self.engine, vllm_config, kv_cache_config)
+        self._handover = Handover(self.engine, options.pd_timeout, self._saving and not self._loading)
         self._events = self._observe()
+        self._published = False
+        self._hear_at = 0.0
         self._objects: tuple[ObjectLayout, ...] = ()
         self._arena = ""
         self._told = ""
@@ -327,6 +334,7 @@ class SchedulerHalf(Guarded):
                 state.save_failures += 1
         try:
             self.engine.publish(plan_id, not plan.failed)
+            self._published = True
         except Exception as error:
             self.fault("publish", error)
 
@@ -373,7 +381,13 @@ class SchedulerHalf(Guarded):
     @guarded(list)
     def take_events(self) -> list[Any]:
         """vLLM's KV events of what came and went since the last call."""
-        return self._events.take() if self._events is not None else []
+        if self._events is None:
+            return []
+        now = time.monotonic()
+        if isinstance(self.engine, RemoteEngine) and (self._published or now > self._hear_at):
+            self._published, self._hear_at = False, now + HEAR_EVERY_S
+            self.engine.hear()
+        return self._events.take()
 
     def stats(self) -> KVCoreStats | None:
         """What was counted since the last call, at most once a second."""
@@ -399,8 +413,8 @@ class SchedulerHalf(Guarded):
     def _observe(self) -> KVEvents | None:
         if not _compat.kv_events_on(self._vllm_config):
             return None
-        if not isinstance(self.engine, CacheEngine):
-            logger.info("KV events of a served cache come from its server: see its `hooks: [events]`")
+        if not isinstance(self.engine, CacheEngine | RemoteEngine):
+            logger.info("with several servers, vLLM's KV events do not tell of kvcore's objects")
             return None
         events = KVEvents(self._kv_cache_config, self._block, self._hash_tokens)
         self.engine.observe("vllm", events)

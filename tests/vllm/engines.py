@@ -124,7 +124,7 @@ class Engine:
 
     def stat(self, prefix: str) -> float:
         """Sum of the cache's numbers whose name begins so."""
-        totals = {**self.half.engine.stats(), **self.half._counts}
+        totals = {**self.half.engine.stats(), **self.half._counts, **self.half._handover.counts}
         return sum(v for k, v in totals.items() if k.startswith(prefix))
 
     def faults(self) -> dict[str, int]:

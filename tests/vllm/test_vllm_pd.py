@@ -1,6 +1,5 @@
 """Prefill and decode on engines of their own, and kvcore beside other connectors, under real vLLM."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,19 +25,26 @@ def judge(result: dict[str, Any]) -> None:
     assert result["faults"] == {}
 
 
-def test_over_a_tier_without_a_server(run_child: Any, tmp_path: Path) -> None:
-    name = f'over_a_tier:{{"folder": "{tmp_path}"}}'
-    judge(run_child(name)[name])
+@pytest.fixture(scope="module")
+def results(run_child: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("shared")
+    scenarios = ("over_a_tier", "beside_another")
+    found = run_child(
+        "plain", "over_a_server", *(f'{name}:{{"folder": "{folder / name}"}}' for name in scenarios), timeout_s=290
+    )
+    return {name.partition(":")[0]: found[name] for name in found}
 
 
-def test_over_a_server(run_child: Any) -> None:
-    judge(run_child("over_a_server")["over_a_server"])
+def test_over_a_tier_without_a_server(results: Any) -> None:
+    judge(results["over_a_tier"])
 
 
-def test_beside_another_connector(run_child: Any, tmp_path: Path) -> None:
-    name = f'beside_another:{{"folder": "{tmp_path}"}}'
-    results = run_child(name, "plain")
-    result, plain = results[name], results["plain"]["long"]
+def test_over_a_server(results: Any) -> None:
+    judge(results["over_a_server"])
+
+
+def test_beside_another_connector(results: Any) -> None:
+    result, plain = results["beside_another"], results["plain"]["long"]
     for other in ("example", "kvcore"):
         for phase in ("cold", "hot", "other"):
             assert same(result[f"{other}_{phase}"], plain), (other, phase)

@@ -6,14 +6,20 @@ the same tiers, and the promise only says what will be there in a moment.
 """
 
 import time
+import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvcore.engine import Space
+from kvcore.engine import Engine, Space
+
+if TYPE_CHECKING:
+    from kvcore_vllm.requests import RequestState
 
 KEY = "kvcore"
 FIRST_PAUSE_S = 0.002
 LONGEST_PAUSE_S = 0.05
+_promised: "weakref.WeakSet[Any]" = weakref.WeakSet()
+"""Requests for which a promise was made: under vLLM's MultiConnector two kvcores may not both answer."""
 
 
 class Promise(NamedTuple):
@@ -88,3 +94,61 @@ class Awaited:
     def due_s(self) -> float:
         """Seconds until the next lookup; at most 0 when it is time."""
         return self._next - time.monotonic()
+
+
+class Handover:
+    """Makes promises where `producing`, or when a request asks for one, and waits for those of others.
+
+    Args:
+        engine: to know whether there is a server, where it needs one.
+        timeout_s: how long to wait without any progress.
+        producing: this engine computes prompts for others to decode.
+    """
+
+    def __init__(self, engine: Engine, timeout_s: float, producing: bool) -> None:
+        self._engine = engine
+        self._timeout_s = timeout_s
+        self._producing = producing
+        self.counts = {f'kvcore_promises_total{{outcome="{x}"}}': 0.0 for x in ("kept", "broken", "foreign")}
+        self.counts["kvcore_promise_wait_seconds_total"] = 0.0
+
+    def begin(self, state: "RequestState", hashes: Sequence[bytes]) -> None:
+        """A request has come: is there something to wait for?"""
+        promised = read(state.request.kv_transfer_params)
+        if promised is None:
+            return
+        chunk_tokens = state.space.chunk_tokens
+        chunks = promised.tokens // chunk_tokens
+        if not 0 < chunks <= len(hashes) or promised.hash != hashes[chunks - 1].hex():
+            self._count("foreign")
+            return
+        if any(window is not None for window in state.space.windows):  # a hit must leave a token to compute
+            chunks = min(chunks, (state.request.num_tokens - 1) // chunk_tokens)
+        state.awaited = Awaited(promised.space, chunks, self._timeout_s)
+
+    def wait(self, state: "RequestState", found: int) -> bool:
+        """A lookup has found so many chunks: must the request wait on? Not for what is kept elsewhere, nor without a
+        server."""
+        awaited = state.awaited
+        if awaited is None:
+            return False
+        foreign = state.space.namespace.hex() not in ("", awaited.space)  # a server may first have had to say it
+        if not foreign and self._engine.descriptor() is not None and awaited.again(found):
+            return True
+        state.awaited = None
+        self._count("foreign" if foreign else "kept" if found >= awaited.chunks else "broken")
+        self.counts["kvcore_promise_wait_seconds_total"] += time.monotonic() - awaited.began
+        return False
+
+    def promise(self, state: "RequestState") -> dict[str, Any] | None:
+        """What a router passes on for a request that has ended."""
+        params = state.request.kv_transfer_params
+        asked = isinstance(params, dict) and bool(params.get("do_remote_decode"))
+        chunks = state.promisable()
+        if not chunks or not (self._producing or asked) or state.request in _promised:
+            return None
+        _promised.add(state.request)
+        return promise(state.space, state.hashes, chunks, state.tenant)
+
+    def _count(self, outcome: str) -> None:
+        self.counts[f'kvcore_promises_total{{outcome="{outcome}"}}'] += 1

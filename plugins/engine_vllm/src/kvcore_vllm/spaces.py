@@ -11,7 +11,7 @@ from kvcore_vllm.metadata import WorkerLayout
 
 MAX_SPACES = 256
 """The least recently used are forgotten, here only: the same tenant's next request finds its objects again."""
-MAX_TENANT = 128
+MAX_TENANT = 256
 """Characters of a tenant's name."""
 
 

@@ -282,6 +282,8 @@ def test_one_change_at_a_time(make: Any, site: Path) -> None:
     engine.close()  # waits for it, and closes it
     adding.join(5)
     assert not adding.is_alive()
+    with pytest.raises(TierConflict, match="the cache has been closed"):
+        engine.manager.remove_tier("slow")
 
 
 def install(site: Path, name: str, head: str, body: str) -> None:

@@ -105,8 +105,7 @@ class Tiers:
         """
         from kvcore.config.load import load_tier
 
-        if not self.changing.acquire(timeout=0):
-            raise TierConflict("another tier is being added or removed: try again when that is done")
+        self._begin()
         try:
             if given.get("name") in self.configs:
                 raise TierConflict(f"the name {given['name']!r} is taken: choose another, or remove that tier first")
@@ -158,8 +157,7 @@ class Tiers:
         No request is sent to it from now on; those that are with it end first, and what waits to be written is, for
         at most `drain_s`. Its name is free afterwards. Raises `TierConflict`, also for a name that is not there.
         """
-        if not self.changing.acquire(timeout=0):
-            raise TierConflict("another tier is being added or removed: try again when that is done")
+        self._begin()
         try:
             tier = next((t for t in list(self.open) if t.name == name), None)
             if tier is None:
@@ -168,6 +166,13 @@ class Tiers:
             return self._loop.submit(self._leave(tier, stores, drain_s)).result()
         finally:
             self.changing.release()
+
+    def _begin(self) -> None:
+        if not self.changing.acquire(timeout=0):
+            raise TierConflict("another tier is being added or removed: try again when that is done")
+        if self._closed:
+            self.changing.release()
+            raise TierConflict("the cache has been closed")
 
     async def _leave(self, tier: Tier, stores: StoreController, drain_s: float) -> int:
         self.open.remove(tier)

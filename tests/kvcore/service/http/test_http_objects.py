@@ -67,6 +67,8 @@ def test_namespaces_have_names(two: Any) -> None:
     theirs = found[alices.namespace.hex()]
     assert (theirs["model"], theirs["tenant"], theirs["objects"]) == ("m", "alice", 8)
     assert theirs["nbytes"] >= 8 * alices.groups[0].nbytes
+    answer = client.get("/namespaces?limit=1").body
+    assert (len(answer["namespaces"]), answer["total"]) == (1, 2)
 
 
 def test_a_cursor_is_good_for_its_listing_and_for_once(two: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from kvcore.service.http import models as m
 from kvcore.service.http.clearing import clear, spaces_of
 from kvcore.service.http.guard import Guard
 from kvcore.service.http.health import Health, Post
-from kvcore.service.http.listing import Listings, Row, Turns, on, resident, stored
+from kvcore.service.http.listing import SLICE, Listings, Row, Turns, on, resident, stored
 from kvcore.service.http.openapi import document
 from kvcore.service.http.problems import Problem
 from kvcore.service.http.routes import Call, Endpoint, http_problem, route
@@ -110,25 +110,23 @@ class Api:
 
     # -- objects -----------------------------------------------------------------------------------------------------
 
-    async def namespaces(self, _: Call) -> m.NamespacesModel:
+    async def namespaces(self, call: Call) -> m.NamespacesModel:
         found: dict[bytes, list[int]] = {}
-        for space in list(self._manager.layouts):
+        for i, space in enumerate(list(self._manager.layouts)):
             sums = found.setdefault(space.namespace, [0, 0])
             sums[0] += len(space.objects)
             sums[1] += len(space.objects) * space.slot_bytes
+            if i % SLICE == 0:
+                await asyncio.sleep(0)
         known, tenants = spaces_of(self._engine), self._manager.tenancy.bound()
-        return m.NamespacesModel(
-            namespaces=[
-                m.NamespaceModel(
-                    namespace=ns.hex(),
-                    model=known[ns].spec.model if ns in known else "",
-                    tenant=tenants.get(ns, ""),
-                    objects=objects,
-                    nbytes=nbytes,
-                )
-                for ns, (objects, nbytes) in found.items()
-            ]
-        )
+        shown = []
+        for ns in heapq.nlargest(call.query.limit, found, key=lambda ns: found[ns][1]):
+            model, (objects, nbytes) = known[ns].spec.model if ns in known else "", found[ns]
+            tenant = tenants.get(ns, "")
+            shown.append(
+                m.NamespaceModel(namespace=ns.hex(), model=model, tenant=tenant, objects=objects, nbytes=nbytes)
+            )
+        return m.NamespacesModel(namespaces=shown, total=len(found))
 
     async def objects(self, call: Call) -> m.ObjectsModel:
         query: m.ObjectsQuery = call.query
@@ -257,7 +255,10 @@ def endpoints(api: Api) -> list[Endpoint]:
             "DELETE", "/tiers/{name}", "Remove a tier. What is asked of it ends first, and what it stores stays there",
             api.remove_tier, m.RemovedTierModel, "token", m.RemoveTierQuery, problems=(404, 409),
         ),
-        Endpoint("GET", "/namespaces", "What L1 holds, by namespace", api.namespaces, m.NamespacesModel, "token"),
+        Endpoint(
+            "GET", "/namespaces", "What L1 holds, by namespace",
+            api.namespaces, m.NamespacesModel, "token", m.NamespacesQuery,
+        ),
         Endpoint(
             "GET", "/objects", "The objects of L1 or of a tier, a page at a time",
             api.objects, m.ObjectsModel, "token", m.ObjectsQuery, problems=(404, 410, 502, 503),

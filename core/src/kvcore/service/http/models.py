@@ -161,10 +161,19 @@ class NamespaceModel(Model):
     """Bytes of L1 that they take."""
 
 
+class NamespacesQuery(Model):
+    """How many."""
+
+    limit: int = Field(default=100, ge=1, le=MAX_PAGE)
+    """Most namespaces of the answer: those that hold most come first."""
+
+
 class NamespacesModel(Model):
-    """All namespaces that L1 knows."""
+    """Namespaces that L1 knows."""
 
     namespaces: list[NamespaceModel]
+    total: int
+    """How many there are."""
 
 
 # -- objects -----------------------------------------------------------------------------------------------------------

@@ -7,13 +7,14 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvcore.api import ConfigError, ObjectLayout
+from kvcore.api import ObjectLayout
 from kvcore.engine import CacheEngine, EngineLookup
 from kvcore.service import open_engine
 from kvcore.service.client import RemoteEngine
-from kvcore_vllm import _compat, handover, model_spec
+from kvcore_vllm import _compat, model_spec, modes
 from kvcore_vllm.events import KVEvents
 from kvcore_vllm.faults import Guarded, guarded, logger
+from kvcore_vllm.handover import FIRST_PAUSE_S, Handover
 from kvcore_vllm.metadata import Attach, Load, Metadata, Save, Tally, WorkerLayout, WorkerMetadata
 from kvcore_vllm.options import Options
 from kvcore_vllm.pace import Pace
@@ -33,11 +34,7 @@ _COUNTS = (
     "kvcore_load_failures_total",
     "kvcore_save_failures_total",
     "kvcore_refused_tenants_total",
-    "kvcore_promise_wait_seconds_total",
-    *(f'kvcore_promises_total{{outcome="{outcome}"}}' for outcome in ("kept", "broken", "foreign")),
 )
-_promised: "weakref.WeakSet[Any]" = weakref.WeakSet()
-"""Requests for which a promise was made: under vLLM's MultiConnector two kvcores may not both answer."""
 
 
 class _Plan:
@@ -69,10 +66,9 @@ class SchedulerHalf(Guarded):
         transfer = vllm_config.kv_transfer_config
         self._loading = bool(transfer.is_kv_consumer)
         self._saving = bool(transfer.is_kv_producer)
-        self._promising = self._saving and not self._loading
         self._ranks = int(vllm_config.parallel_config.tensor_parallel_size)
         self._windowed = tuple(w is not None for w in model_spec.group_windows(kv_cache_config))
-        self.load_async, self.save_async = _modes(options, vllm_config, len(self._windowed))
+        self.load_async, self.save_async = modes.resolve(options, vllm_config, len(self._windowed))
         if options.on_load_failure == "recompute" and _compat.set_recompute(vllm_config):
             logger.info("kv_load_failure_policy is now 'recompute': what cannot be loaded is computed")
         self._block = model_spec.block_tokens(kv_cache_config)
@@ -81,6 +77,7 @@ class SchedulerHalf(Guarded):
         # An engine object that is dropped without a shutdown, or the end of the process, closes the cache too.
         self._close = weakref.finalize(self, self.engine.close)
         self._spaces = Spaces(self.engine, vllm_config, kv_cache_config)
+        self._handover = Handover(self.engine, options.pd_timeout, self._saving and not self._loading)
         self._events = self._observe()
         self._published = False
         self._hear_at = 0.0
@@ -107,8 +104,8 @@ class SchedulerHalf(Guarded):
         """What the workers' KV looks like, by tensor-parallel rank. Registers the model; raises `KVCoreError`."""
         # Adapters and tenants have namespaces of their own, but share the arena and the layout.
         self._objects = self._spaces.set_workers(workers).groups
-        modes = ["async" if a else "sync" for a in (self.load_async, self.save_async)]
-        logger.info("kvcore is ready: loads are %s, saves are %s", *modes)
+        how = ["async" if a else "sync" for a in (self.load_async, self.save_async)]
+        logger.info("kvcore is ready: loads are %s, saves are %s", *how)
 
     def shutdown(self) -> None:
         """Close the cache, writing out what waits. Idempotent."""
@@ -145,7 +142,7 @@ class SchedulerHalf(Guarded):
         if chunks is None:
             self._waiting[request.request_id] = state.lookup
             return None, False
-        if state.awaited is not None and self._await(state, state.awaited, chunks):
+        if self._handover.wait(state, chunks):
             self._drop_lookup(state)
             self._waiting[request.request_id] = None
             return None, False
@@ -241,7 +238,7 @@ class SchedulerHalf(Guarded):
         if lookup is not None:
             lookup.wait(IDLE_WAIT_S)
         else:
-            time.sleep(handover.FIRST_PAUSE_S)
+            time.sleep(FIRST_PAUSE_S)
         rested = time.perf_counter() - began
         self._waited += rested
         self.seconds -= rested
@@ -356,7 +353,7 @@ class SchedulerHalf(Guarded):
         self._drop_lookup(state)
         if state.saves:
             self._held.append(request.request_id)
-        return bool(state.saves), self._promise(state)
+        return bool(state.saves), self._handover.promise(state)
 
     def busy(self) -> bool:
         """Must the engine go on stepping to hear of asynchronous saves?"""
@@ -397,6 +394,7 @@ class SchedulerHalf(Guarded):
             totals = {
                 **self.engine.stats(),
                 **self._counts,
+                **self._handover.counts,
                 "kvcore_scheduler_seconds_total": self.seconds,
                 "kvcore_idle_wait_seconds_total": self._waited,
                 **{f'kvcore_faults_total{{where="{k}"}}': float(v) for k, v in self.faults.items()},
@@ -430,44 +428,10 @@ class SchedulerHalf(Guarded):
                 self._counts["kvcore_refused_tenants_total"] += 1
                 return None
             state = RequestState(request, self._spaces.of(request.lora_request, tenant), tenant)
-            state.awaited = self._awaited(state) if self._loading else None
+            if self._loading:
+                self._handover.begin(state, state.extend_hashes(self._hash_tokens))
             self._requests[request.request_id] = state
         return state
-
-    def _awaited(self, state: RequestState) -> handover.Awaited | None:
-        """What this request may wait for, because another engine has promised it."""
-        promised = handover.read(state.request.kv_transfer_params)
-        if promised is None:
-            return None
-        space = state.space
-        chunks = promised.tokens // space.chunk_tokens
-        hashes = state.extend_hashes(self._hash_tokens)
-        if not 0 < chunks <= len(hashes) or promised.hash != hashes[chunks - 1].hex():
-            self._counts['kvcore_promises_total{outcome="foreign"}'] += 1
-            return None
-        if any(self._windowed):
-            chunks = min(chunks, (state.request.num_tokens - 1) // space.chunk_tokens)
-        return handover.Awaited(promised.space, chunks, self._options.pd_timeout)
-
-    def _await(self, state: RequestState, awaited: handover.Awaited, found: int) -> bool:
-        """Must the request wait on? Not for what is kept elsewhere, nor without a server."""
-        foreign = state.space.namespace.hex() not in ("", awaited.space)  # a server may first have had to say it
-        if not foreign and self.engine.descriptor() is not None and awaited.again(found):
-            return True
-        state.awaited = None
-        outcome = "foreign" if foreign else "kept" if found >= awaited.chunks else "broken"
-        self._counts[f'kvcore_promises_total{{outcome="{outcome}"}}'] += 1
-        self._counts["kvcore_promise_wait_seconds_total"] += time.monotonic() - awaited.began
-        return False
-
-    def _promise(self, state: RequestState) -> dict[str, Any] | None:
-        params = state.request.kv_transfer_params
-        asked = isinstance(params, dict) and bool(params.get("do_remote_decode"))
-        chunks = state.promisable()
-        if not chunks or not (self._promising or asked) or state.request in _promised:
-            return None
-        _promised.add(state.request)
-        return handover.promise(state.space, state.hashes, chunks, state.tenant)
 
     def _end(self, request: Any, tokens: int) -> int:
         """Where a hit of `tokens` ends: a load inside the step must leave a token to compute."""
@@ -502,19 +466,3 @@ def _settle(plans: dict[int, _Plan], plan_id: int, tally: Tally, ranks: int) -> 
     plan.ranks += tally.ranks
     plan.failed += tally.failed
     return plans.pop(plan_id) if plan.ranks >= ranks else None
-
-
-def _modes(options: Options, vllm_config: Any, groups: int) -> tuple[bool, bool]:
-    """(are loads, are saves) asynchronous. Raises `ConfigError` for a mode that is not safe here."""
-    where = "kv_connector_extra_config.kvcore.load: is 'sync', but"
-    overlapped = bool(vllm_config.scheduler_config.async_scheduling)
-    if options.load == "sync" and groups > 1:
-        raise ConfigError(
-            f"{where} this model has {groups} KV cache groups, of which only an async load can fail safely"
-        )
-    if options.load == "sync" and overlapped:
-        raise ConfigError(f"{where} async scheduling starts a step before a failed load is known; use 'async'")
-    inline = _compat.on_cpu()
-    load = options.load == "async" or (options.load == "auto" and (not inline or groups > 1 or overlapped))
-    save = options.save == "async" or (options.save == "auto" and not inline)
-    return load, save

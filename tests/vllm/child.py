@@ -20,6 +20,7 @@ MODULES = (
     "scenarios_server",
     "scenarios_events",
     "scenarios_admission",
+    "scenarios_admission",
     "scenarios_several",
 )
 

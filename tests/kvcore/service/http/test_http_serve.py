@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcore.service import open_engine
-from kvcore.testing.chunks import hashes, spec
+from kvcore.testing.chunks import hashes, put, spec
 from kvcore.testing.servers import free_port
 
 TOKEN = "correct horse battery"
@@ -36,9 +36,11 @@ def served(path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def get(port: int, path: str, timeout_s: float = 30.0) -> Any:
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"Authorization": f"Bearer {TOKEN}"})
-    with urllib.request.urlopen(request, timeout=timeout_s) as response:
+def get(port: int, path: str, body: Any = None) -> Any:
+    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers)
+    with urllib.request.urlopen(request, timeout=30) as response:
         return json.load(response)
 
 
@@ -65,6 +67,31 @@ def test_a_server_shows_its_engines_and_is_watched(tmp_path: Path) -> None:
             engine.close()
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
+
+
+def test_a_tier_that_is_added_serves_the_engines(tmp_path: Path) -> None:
+    path, port = tmp_path / "kvcore.yaml", free_port()
+    path.write_text(
+        f"server: {{url: unix://{tmp_path}/a.sock, http: 127.0.0.1:{port}}}\n"
+        "l1: {size: 8MiB}\nmin_object_size: 128KiB\nl2: []\n"
+    )
+    with served(path):
+        engine = open_engine(str(path), name="one")
+        try:
+            space = engine.register(spec())
+            deadline = time.monotonic() + 10
+            while engine.descriptor() is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            get(port, "/tiers", {"storage": {"plugin": "disk", "path": str(tmp_path / "disk")}})
+            put(engine, space, hashes())
+            assert get(port, "/clear", {"namespace": space.namespace.hex()})["l1"] == 8
+            lookup = engine.lookup(space, hashes())
+            assert lookup.wait(10)
+            assert lookup.sources == {"disk": 8}
+            engine.release(lookup)
+        finally:
+            engine.close()
 
 
 def test_the_configuration_alone_will_do_and_a_port_that_is_taken_is_said(tmp_path: Path) -> None:

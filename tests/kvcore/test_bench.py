@@ -30,6 +30,7 @@ PROMISED = {
     "engine": {"engine.lookup", "engine.reserve_publish"},
     "startup": {"import.seconds", "import.rss"},
     "serde": {"serde.zstd.ratio", "serde.zstd.encode", "serde.zstd.decode"},
+    "server": {"server.ready", "server.rss", "server.lookup_p50", "server.lookups", "server.store", "server.retrieve"},
     "transfer": {"transfer.store", "transfer.load"},
     "disk": {"disk.store", "disk.load"},
 }
@@ -62,7 +63,7 @@ def test_json_of_each_group(group: str, tmp_path: Path, capsys: pytest.CaptureFi
         assert set(row) - {"note"} == FIELDS
         assert row["peer"] is None
         assert row["ratio_to_peer"] is None
-        assert row["unit"] in ("us", "GB/s", "s", "MiB", "x")
+        assert row["unit"] in ("us", "ms", "s", "GB/s", "1/s", "MiB", "x")
         if row["value"] is None:
             assert row["note"], "a row without a value says why"
         else:
@@ -120,7 +121,7 @@ def test_time_is_per_item_and_leaves_preparation_out() -> None:
 
 
 def test_budgets_name_rows_that_exist_and_judge_them() -> None:
-    groups = ("keys", "l1", "engine", "startup", "serde", "transfer", "disk")
+    groups = ("keys", "l1", "engine", "server", "startup", "serde", "transfer", "disk")
     sources = "".join((Path(measure.__file__).parent / f"{g}.py").read_text() for g in groups)
     for name in BUDGETS:
         assert name in sources or name.rpartition(".")[0] in sources
@@ -197,7 +198,9 @@ def test_scripts_are_found_in_the_checkout(monkeypatch: pytest.MonkeyPatch, tmp_
     assert find_scripts(None) == checkout
     with pytest.raises(PeerError, match="holds no peer scripts"):
         find_scripts(str(tmp_path))
-    assert {p.name for p in checkout.glob("*.py")} == {f"{g}.py" for g in GROUPS if g != "serde"} | {"serve.py"}
+    assert {p.name for p in checkout.glob("*.py")} == {f"{g}.py" for g in GROUPS if g not in ("serde", "server")} | {
+        "serve.py"
+    }
 
 
 def test_disk_limit_without_fio(tmp_path: Path) -> None:

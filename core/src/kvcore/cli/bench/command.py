@@ -16,13 +16,13 @@ from kvcore.cli.bench.setting import Setting
 from kvcore.cli.bench.show import show
 from kvcore.cli.output import print_json
 
-GROUPS = ("startup", "keys", "l1", "engine", "disk", "serde", "transfer")
+GROUPS = ("startup", "keys", "l1", "engine", "server", "disk", "serde", "transfer")
 """In the order in which they run: what must not be disturbed by torch comes before it is imported."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `kvcore bench`."""
-    parser.add_argument("--quick", action="store_true", help="fewer rounds and bytes: under 45 s")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and bytes: about a minute")
     parser.add_argument("--json", action="store_true", help="JSON on stdout")
     parser.add_argument(
         "--only",

@@ -2,10 +2,11 @@
 
 from typing import Any, Literal, NamedTuple
 
-Unit = Literal["us", "GB/s", "s", "MiB", "x"]
-"""us: microseconds per chunk or slot. GB/s: 10^9 bytes per second. x: bytes before divided by bytes after."""
+Unit = Literal["us", "ms", "s", "GB/s", "1/s", "MiB", "x"]
+"""us: microseconds per chunk or slot. ms: milliseconds per call. GB/s: 10^9 bytes per second. 1/s: calls per second. x:
+bytes before divided by bytes after."""
 
-SMALLER_IS_BETTER = ("us", "s", "MiB")
+SMALLER_IS_BETTER = ("us", "ms", "s", "MiB")
 
 
 class Row(NamedTuple):
@@ -73,6 +74,19 @@ BUDGETS: dict[str, Budget] = {
     "import.rss": Budget("value", most=60),
     "cli.help.seconds": Budget("value", most=0.15),
     "cli.help.rss": Budget("value", most=60),
+    "server.ready": Budget("value", most=1.0),
+    "server.idle_cpu": Budget("value", most=10.0),
+    "server.rss": Budget("value", most=80),
+    "server.rss_100k": Budget("value", most=80),
+    "server.lookup_p50": Budget("value", most=0.2),
+    "server.lookups": Budget("value", least=5000),
+    "server.lookups_8": Budget("ratio_to_limit", least=0.8),
+    "server.lookups_64": Budget("ratio_to_limit", least=0.8),
+    "server.lookup_10k": Budget("ratio_to_limit", most=1.25),
+    "server.lookup_100k": Budget("ratio_to_limit", most=1.25),
+    "server.lookup_1m": Budget("ratio_to_limit", most=1.25),
+    "server.store": Budget("ratio_to_limit", least=0.85),
+    "server.retrieve": Budget("ratio_to_limit", least=0.85),
 }
 """The budgets of `docs/architecture.md`, section 10. Rows that are not here are for orientation."""
 

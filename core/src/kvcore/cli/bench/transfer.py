@@ -54,7 +54,7 @@ def _measure(torch: Any, setting: Setting, chunks: int, split: bool) -> list[Row
     nbytes = chunks * OBJECT_BYTES
     suffix = "_split" if split else ""
     with setting.peer("transfer", **geometry) as peer, closing(_Paged(torch, chunks, split)) as paged:
-        plain = _plain_copy(torch, nbytes)
+        plain = plain_copy(torch, nbytes)
         cases = [
             Case(
                 f"transfer.{way}{suffix}",
@@ -70,27 +70,40 @@ def _measure(torch: Any, setting: Setting, chunks: int, split: bool) -> list[Row
     return rows
 
 
+class TwoSides:
+    """An engine's paged KV twice: one to store from, one to load into; and scattered block ids of so many chunks."""
+
+    def __init__(self, torch: Any, chunks: int, *, split: bool) -> None:
+        self._torch = torch
+        blocks = chunks * CHUNK_BLOCKS
+        self.source = _layers(torch, blocks + _SPARE_BLOCKS, split, fill=True)
+        self.target = _layers(torch, blocks + _SPARE_BLOCKS, split, fill=False)
+        self.ids = list(range(blocks))
+        random.Random(1).shuffle(self.ids)  # noqa: S311 - scattered, as in a busy engine
+
+    def check(self) -> None:
+        """What went through must be what came."""
+        for source, target in zip(self.source, self.target, strict=True):
+            if not self._torch.equal(source[self.ids], target[self.ids]):
+                raise AssertionError("loaded KV differs from stored KV")
+
+
 class _Paged:
-    """An engine's paged KV twice (one to store from, one to load into) and an arena between."""
+    """Both sides and an arena between."""
 
     def __init__(self, torch: Any, chunks: int, split: bool) -> None:
         from kvcore.transfer import PagedCache
 
-        self._torch = torch
-        blocks = chunks * CHUNK_BLOCKS
         layout = ObjectLayout(CHUNK_BLOCKS, 1, (BLOCK_BYTES,) * LAYERS, "bfloat16", 2)
-        self._source = _layers(torch, blocks + _SPARE_BLOCKS, split, fill=True)
-        self._target = _layers(torch, blocks + _SPARE_BLOCKS, split, fill=False)
-        ids = list(range(blocks))
-        random.Random(1).shuffle(ids)  # noqa: S311 - scattered, as in a busy engine
-        self._ids = ids
+        self._kv = TwoSides(torch, chunks, split=split)
+        ids = self._kv.ids
         self._arena = Arena(chunks * OBJECT_BYTES)
         self._copies = [
             Copy(0, i * OBJECT_BYTES, self._arena.generation(i * OBJECT_BYTES), 0, tuple(ids[at : at + CHUNK_BLOCKS]))
-            for i, at in enumerate(range(0, blocks, CHUNK_BLOCKS))
+            for i, at in enumerate(range(0, len(ids), CHUNK_BLOCKS))
         ]
-        self._from = PagedCache([self._source], [layout], 0, self._arena)
-        self._into = PagedCache([self._target], [layout], 0, self._arena)
+        self._from = PagedCache([self._kv.source], [layout], 0, self._arena)
+        self._into = PagedCache([self._kv.target], [layout], 0, self._arena)
 
     def store(self) -> None:
         self._from.store(self._copies)
@@ -100,10 +113,7 @@ class _Paged:
             raise AssertionError("a load failed")
 
     def check(self) -> None:
-        """What went through must be what came."""
-        for source, target in zip(self._source, self._target, strict=True):
-            if not self._torch.equal(source[self._ids], target[self._ids]):
-                raise AssertionError("loaded KV differs from stored KV")
+        self._kv.check()
 
     def close(self) -> None:
         del self._from, self._into
@@ -121,7 +131,8 @@ def _layers(torch: Any, blocks: int, split: bool, *, fill: bool) -> list[Any]:
     return layers
 
 
-def _plain_copy(torch: Any, nbytes: int) -> Callable[[], object]:
+def plain_copy(torch: Any, nbytes: int) -> Callable[[], object]:
+    """The limit: as many bytes from one tensor to another."""
     source = torch.ones(nbytes, dtype=torch.uint8)
     target = torch.zeros(nbytes, dtype=torch.uint8)
     return lambda: target.copy_(source)

@@ -32,8 +32,8 @@ def until(true: Callable[[], Any], what: str, timeout_s: float = SOON_S) -> Any:
 
 
 def engine_of(server: KVCoreServer, **flags: Any) -> RemoteEngine:
-    """An engine that uses the server, connected or not."""
-    engine = open_engine(str(server.config), flags=flags, name="test")
+    """An engine that uses the server, connected or not. It is patient: others may be busy on this machine."""
+    engine = open_engine(str(server.config), flags={"server.timeout": "5s", **flags}, name="test")
     assert isinstance(engine, RemoteEngine)
     return engine
 

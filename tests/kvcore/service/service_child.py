@@ -25,7 +25,7 @@ def heard() -> str:
 
 
 def opened(config: str) -> Any:
-    engine = open_engine(config, name="child")
+    engine = open_engine(config, flags={"server.timeout": "5s"}, name="child")
     space = engine.register(spec())
     back(engine)
     return engine, space

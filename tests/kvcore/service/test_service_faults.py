@@ -229,16 +229,16 @@ def test_a_frozen_server_costs_one_reply_time(folder: Path, pending: bool) -> No
     slow = {"plugin": "faulty", "storage": "memory", "latency": "5s"}
     config = {**CONFIG, "l2": [{"storage": slow}] if pending else [], "lookup_timeout": "30s"}
     with KVCoreServer(folder, config) as server:
-        engine, space = connected(server)
+        engine, space = connected(server, **{"server.timeout": "300ms"})
         old = back(engine)
         put(engine, space, hashes(4))
         lookup = engine.lookup(space, hashes(8)) if pending else None
         server.freeze()
         if lookup is not None:  # nobody else asks: the wait alone finds out
-            assert took(lambda: until(lambda: lookup.poll() is not None, "an answer")) < 5 * 0.2
+            assert took(lambda: until(lambda: lookup.poll() is not None, "an answer")) < 5 * 2 * 0.3
             assert lookup.poll() == 0
         else:
-            assert took(lambda: engine.lookup(space, hashes(4))) < 5 * 0.1
+            assert took(lambda: engine.lookup(space, hashes(4))) < 5 * 0.3
         assert engine.descriptor() is None
         assert fastest(lambda: engine.lookup(space, hashes(4))) < MISS_S
         time.sleep(1.0)  # it is being connected to all the while
@@ -251,6 +251,7 @@ def test_a_frozen_server_costs_one_reply_time(folder: Path, pending: bool) -> No
         assert contents(engine, space, hashes(4)) == [1, 2, 3, 4]
         engine.close()
         until(lambda: server.metrics()["kvcore_sessions"] == 0, "the old session has ended, too")
+        server.kill()  # its tier would take its time
 
 
 def test_a_server_that_is_started_after_the_engine(folder: Path) -> None:

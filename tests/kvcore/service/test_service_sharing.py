@@ -1,6 +1,7 @@
 """Engines of one server: what one stores the others find, and a served cache is the same as an embedded one."""
 
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -242,7 +243,7 @@ def test_a_wide_group_spec_and_long_lookups(server: KVCoreServer) -> None:
     """A hundred layers, and lookups of 20,000 chunks: more than a portion of what is received."""
     layers = tuple(f"model.layers.{i}.self_attn.attn" for i in range(100))
     model = ModelSpec("test", "m", "w", "bf16", 2, "l", "b", "i", 32, 1, (GroupSpec(layers, (4096,) * 100),))
-    engine, space = connected(server, model, **{"server.timeout": "2s"})
+    engine, space = connected(server, model)
     put(engine, space, hashes(4))
     many = hashes(20_000)
     lookup = engine.lookup(space, many)
@@ -273,3 +274,51 @@ def test_retrieve_says_when_the_leases_have_ended(folder: Path) -> None:
         assert lost.misses == {"lease_expired": 3}
         assert len(engine.retrieve(kept, 0, blocks(space, 3))) == 3
         engine.close()
+
+
+def test_many_threads_of_one_engine(server: KVCoreServer) -> None:
+    """Lookups that are answered at once and by tiers, stores, waits and drains at the same time, each with its own."""
+    engine, _ = connected(server)
+    rounds = [0] * 6
+    wrong: list[Any] = []
+    end = time.monotonic() + 2.0
+
+    def work(me: int) -> None:
+        space = engine.register(spec(), f"thread {me % 3}")
+        keys = hashes(3, 100 * me)
+        while time.monotonic() < end:
+            put(engine, space, keys, first=30 * me)
+            if me % 2:
+                engine.drain()
+                engine.clear(space)
+            found = contents(engine, space, keys)
+            expected = [30 * me + i for i in (1, 2, 3)]
+            if found != expected[: len(found)]:
+                wrong.append((me, found))
+            rounds[me] += len(found)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not wrong
+    assert min(rounds) > 3
+    assert engine.stats().get("kvcore_server_lost_total", 0) == 0
+    engine.close()
+    until(lambda: nothing_held(server), "everything is released")
+
+
+def test_what_a_server_would_not_take_is_not_sent(server: KVCoreServer) -> None:
+    """It would end the connection, and with it every lease."""
+    engine, space = connected(server)
+    token = back(engine)
+    odd = engine.register(spec(), "x" * 10_000)
+    assert engine.lookup(odd, hashes()).poll() == 0
+    odd_hashes = [*hashes(2), b"short", *hashes(2, 10)]
+    assert engine.lookup(space, odd_hashes).poll() == 0
+    assert not engine.reserve(space, odd_hashes, 0, 5, blocks(space, 5)).copies
+    assert engine.drain(float("inf")) == 0
+    assert back(engine) == token
+    assert put(engine, space, hashes()) == 8
+    engine.close()

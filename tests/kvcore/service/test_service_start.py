@@ -254,7 +254,7 @@ def starting(folder: Path) -> Iterator[Path]:
     """A configuration whose engines start a server, which is ended afterwards."""
     config = folder / "kvcore.yaml"
     url = f"unix://{folder}/run/kvcore.sock"
-    config.write_text(json.dumps({**CONFIG, "server": {"url": url, "autostart": True}}))
+    config.write_text(json.dumps({**CONFIG, "server": {"url": url, "autostart": True, "timeout": "5s"}}))
     yield config
     engine = open_engine(str(config), flags={"server.autostart": False})
     time.sleep(0.3)

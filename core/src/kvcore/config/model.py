@@ -150,7 +150,7 @@ class ServerConfig(PluginConfig):
     timeout: Duration = Field(default=0.1, gt=0)
     """How long an engine waits for a reply. A server that takes longer counts as gone until it answers again."""
 
-    token: SecretStr | None = Field(default=None, min_length=16)
+    token: SecretStr | None = Field(default=None, min_length=16, max_length=256)
     """What whoever connects over `tcp://` must know, the same on both sides: at least 16 characters, best from the
     environment (`KVCORE_SERVER__TOKEN`). A Unix socket is protected by its permissions."""
 

@@ -89,7 +89,7 @@ class RemoteEngine:
         assert isinstance(space, ServedSpace)
         link = self._link
         first = min(first, len(hashes))
-        wanted = hashes[first:] if first else hashes
+        wanted = hashes[first : first + wire.MAX_HASHES] if first or len(hashes) > wire.MAX_HASHES else hashes
         lookup = RemoteLookup(space, first, len(wanted), next(self._ids), link, self._answered)
         blob = b"".join(wanted)
         size = len(wanted[0]) if wanted else 1
@@ -156,7 +156,7 @@ class RemoteEngine:
         """See `Engine.reserve`."""
         assert isinstance(space, ServedSpace)
         link, blocks = self._link, space.chunk_blocks
-        wanted = hashes[first : min(last, len(hashes))]
+        wanted = hashes[first : min(last, len(hashes), first + wire.MAX_HASHES)]
         count = len(wanted)
         spans = [_spans(ids[first * blocks : (first + count) * blocks], blocks, count) for ids in block_ids]
         no_block = sum(span is None for group in spans for span in group)
@@ -260,7 +260,7 @@ class RemoteEngine:
             return 0
         self._numbers[number] = None
         try:
-            if link.tell(wire.Drain(number, timeout_s)):
+            if link.tell(wire.Drain(number, max(0.0, min(timeout_s, wire.MAX_DRAIN_S)))):
                 link.wait(lambda: self._numbers[number] is not None, timeout_s + link.timeout_s)
             return self._numbers[number] or 0
         finally:
@@ -304,11 +304,13 @@ class RemoteEngine:
 
     def _introduce(self, link: Link, space: ServedSpace) -> None:
         keys, salt = self._keys.scheme, self.config.salt
+        message = wire.Register(space.id, space.spec, space.tenant, space.chunk_tokens, keys, salt)
         try:
-            link.tell(wire.Register(space.id, space.spec, space.tenant, space.chunk_tokens, keys, salt))
+            wire.decode_request(memoryview(wire.frame(message))[wire.LENGTH.size :])  # a wrong one would end the link
             space.refused = False
             self._registered.add(space.id)
-        except ValueError as error:  # a path that is no text
+            link.tell(message)
+        except (ValueError, wire.ProtocolError) as error:  # such as a path that is no text
             space.refused = True
             self._log.warning("register", f"model {space.spec.model!a} cannot be told to a server: {error}")
 

@@ -21,12 +21,15 @@ from kvcore.engine.attach import LENGTH, PROTOCOL, Attach, Attached, Refused
 __all__ = ["LENGTH", "PROTOCOL", "Attach", "Attached", "Refused"]
 
 MAX_FRAME = 8 << 20
-"""Bytes of the longest message: a lookup of 100,000 chunks has half as many."""
+"""Bytes of the longest message."""
+MAX_HASHES = 100_000
+"""Hashes that a client puts into one message: the longest request has fewer chunks."""
 MAX_GREETING = 4096
 """Bytes of the longest first message."""
 MAX_WELCOME = 64 << 10
 """Bytes of the server's answer to it."""
 MAX_GROUPS = 64
+MAX_DRAIN_S = 86400.0
 
 _CACHED = 1024
 
@@ -172,7 +175,7 @@ class Drain(Request, tag="drain"):
     """Wait until the tiers have taken what waits. Answered by `Number`, by then."""
 
     id: Id
-    timeout_s: Annotated[float, msgspec.Meta(ge=0, le=86400)]
+    timeout_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_DRAIN_S)]
 
 
 class News(Request, tag="news"):

@@ -15,7 +15,8 @@ from kvcore.l1.spaces import L1Object, ObjectSpace
 from kvcore.observe import Throttle
 from kvcore.tenants import Account
 
-_MAX_NOTES = 512
+_MAX_NOTES = 128
+"""Telling the policy is part of somebody's lookup: of so many prompts of 128 chunks it takes 2 to 4 ms."""
 
 _pinned: Callable[[Any], Any] = attrgetter("readers")  # in C: asked once for each victim
 

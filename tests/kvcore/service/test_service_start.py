@@ -16,6 +16,7 @@ import pytest
 from served import CONFIG, back, connected, contents, engine_of, hashes, put, spec, until
 
 from kvcore.api import ConfigError
+from kvcore.cli import main
 from kvcore.config import load_config
 from kvcore.plugins import Registry
 from kvcore.service import open_engine
@@ -323,3 +324,34 @@ def test_an_engine_is_open_at_once_whatever_the_server_does(folder: Path) -> Non
         assert engine.lookup(space, hashes()).poll() == 0
         engine.close()
         assert time.monotonic() - began < 2.0
+
+
+# -- doctor ------------------------------------------------------------------------------------------------------------
+
+
+def doctor(config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """What doctor says of the server."""
+    for part in ("_torch", "_engines", "_plugins"):
+        monkeypatch.setattr(f"kvcore.cli.doctor.{part}", lambda *given: iter(()))
+    main(["doctor", "--json", str(config), "--set", "metrics_port=0"])
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    (found,) = [f for f in findings if f["subject"].startswith("server ")]
+    return dict(found)
+
+
+def test_doctor_says_whether_the_server_answers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = KVCoreServer(folder, CONFIG)
+    found = doctor(server.config, monkeypatch, capsys)
+    assert (found["level"], found["subject"]) == ("warning", f"server {server.url}")
+    assert "nobody answers: No such file" in found["text"]
+    assert "kvcore serve --config" in found["remedy"]
+    with server:
+        found = doctor(server.config, monkeypatch, capsys)
+        assert found["level"] == "ok"
+        assert "L1 of 8 MiB, answers in" in found["text"]
+        server.freeze()
+        found = doctor(server.config, monkeypatch, capsys)
+        assert (found["level"], "has not answered for 2 s" in found["text"]) == ("error", True)
+        server.thaw()

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from kvcore.api.engine import Finding
 from kvcore.api.errors import KVCoreError, PluginError
-from kvcore.cli import machine, tiers
+from kvcore.cli import machine, server, tiers
 from kvcore.cli.child import call
 from kvcore.cli.config import add_set, flags
 from kvcore.cli.output import COLOURS, paint, print_json, track
@@ -166,6 +166,7 @@ def _configuration(registry: Registry, args: argparse.Namespace) -> Iterator[Fin
         except KVCoreError as e:
             yield Finding("error", spec.where, str(e), "correct its options, or name another")
     yield from machine.metrics_port(config.metrics_port)
+    yield from server.answers(config.server)
     if not config.l2:
         yield Finding(
             "note", "tiers", "none: what leaves L1 is lost", "add l2: [{storage: disk}] (pip install kvcore-disk)"

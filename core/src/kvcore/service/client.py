@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvcore import __version__
 from kvcore.api import LeaseError, ObjectEvent, ObjectKey
 from kvcore.config import Config
 from kvcore.engine import ModelSpec, Space, StorePlan
@@ -16,6 +15,7 @@ from kvcore.engine.lookup import count_answer
 from kvcore.observe import Metrics, Throttle
 from kvcore.plugins import Registry
 from kvcore.service import wire
+from kvcore.service.greeting import hello_of
 from kvcore.service.keeper import Keeper
 from kvcore.service.link import Link
 from kvcore.service.lookup import RemoteLookup
@@ -62,9 +62,7 @@ class RemoteEngine:
         self._child = False
         self._closed = False
         self._log = Throttle()
-        token = config.server.token.get_secret_value() if config.server.token is not None else ""
-        hello = wire.Hello(wire.PROTOCOL, __version__, name[:200], os.getpid(), "" if self._address.path else token)
-        self._keeper = Keeper(self._address, hello, self._adopt, start)
+        self._keeper = Keeper(self._address, hello_of(config.server, name, os.getpid()), self._adopt, start)
         _engines.add(self)
 
     def register(self, spec: ModelSpec, tenant: str = "") -> ServedSpace:

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from kvcore import __version__
+from kvcore.api import ServiceError
 from kvcore.config import Address
 from kvcore.observe import Throttle, logger
 from kvcore.service import wire
 from kvcore.service.address import connect
+from kvcore.service.greeting import welcome_of
 from kvcore.service.link import Link
 
 RETRY_S = (0.01, 0.5)
@@ -66,7 +67,7 @@ class Keeper:
         while not self._closing:
             try:
                 link = self._connect()
-            except _RefusedError as error:
+            except ServiceError as error:
                 text = f"the server at {self._address} refuses this engine, which runs without it: {error}"
                 self._log.warning("refused", text)
                 pause = REFUSED_S
@@ -105,27 +106,11 @@ class Keeper:
                 if not data:
                     raise EOFError
                 for body in frames.cut(memoryview(data)):
-                    return self._welcomed(made, body)
+                    return self._adopt(made, welcome_of(body))
         except BaseException:
             made.close()
             raise
 
-    def _welcomed(self, made: socket.socket, body: memoryview) -> Link:
-        preamble = wire.decode_preamble(body)
-        if preamble.protocol != wire.PROTOCOL:
-            raise _RefusedError(
-                f"this is kvcore {__version__} (protocol {wire.PROTOCOL}), the server is kvcore "
-                f"{preamble.version[:40]} (protocol {preamble.protocol}): install the same version on both sides"
-            )
-        welcome = wire.decode_welcome(body)
-        if isinstance(welcome, wire.Refused):
-            raise _RefusedError(welcome.reason)
-        return self._adopt(made, welcome)
-
     def _sleep(self, seconds: float) -> None:
         with suppress(OSError):
             select.select([self._wake], [], [], seconds)
-
-
-class _RefusedError(Exception):
-    """The server answered, and will not serve us."""

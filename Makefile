@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 STORE ?= disk
 OVER ?= server
 
-.PHONY: help setup test test-unit test-vllm check lint types contracts docs docs-check demo demo-two-engines demo-prefill-decode demo-prefix-router bench dist clean
+.PHONY: help setup test test-unit test-vllm soak check lint types contracts docs docs-check demo demo-two-engines demo-prefill-decode demo-prefix-router bench dist clean
 
 help: ## What the targets do
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -44,6 +44,9 @@ test-unit: setup ## Run the tests that need no engine
 
 test-vllm: setup ## Run the tests in real vLLM
 	$(BIN)/python -m pytest -m vllm $(PYTEST_ARGS)
+
+soak: setup ## Ten minutes of load on a server, and two thousand instants at which it or its engines are killed
+	KVCORE_SOAK_S=600 KVCORE_CHAOS_TIMES=10 $(BIN)/python -m pytest tests/kvcore/service/test_chaos.py -s $(PYTEST_ARGS)
 
 check: lint types contracts docs-check ## Lint, types, import contracts, generated docs
 

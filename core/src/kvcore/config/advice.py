@@ -33,7 +33,11 @@ def notes_on(config: Config) -> list[str]:
         if tier.promote and tier.write != "all" and promote in written:
             why = f"has no effect with `write: {tier.write}`, only with `write: all`"
             notes.append(str(Fault(str(written[promote]), promote, why)))
-        if tier.capacity is None and eviction in written:
-            why = "has no effect without `capacity` beside it; a storage's own policy is an option of the storage"
+        divided = any(tier.name in quotas for quotas in config.tenants.values())
+        if tier.capacity is None and not divided and eviction in written:
+            why = (
+                "has no effect without `capacity` beside it or a tenant's quota; a storage's own policy is an option of "
+                "the storage"
+            )
             notes.append(str(Fault(str(written[eviction]), eviction, why)))
     return notes

@@ -119,7 +119,7 @@ class TierConfig(PluginConfig):
     deletes what the policy names. Default: unlimited."""
 
     eviction: Plugin
-    """With `capacity`: the eviction policy. Default: `lru`."""
+    """With `capacity`, or where tenants have quotas in this tier: the eviction policy. Default: `lru`."""
 
     ttl: Duration | None = Field(default=None, gt=0)
     """An object that has been in this tier for so long is a miss, and deleted. The storage must be able to list its

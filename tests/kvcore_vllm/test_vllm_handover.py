@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvcore_vllm import handover
-from kvcore_vllm.handover import Awaited, Promise
+from kvcore_vllm.handover import Awaited, Handover, Promise
 from kvcore_vllm.requests import RequestState
 from kvcore_vllm.spaces import MAX_TENANT, tenant_of
 
@@ -118,3 +118,90 @@ def test_any_salt_separates() -> None:
     names = {tenant_of(asked(salt=salt)) for salt in salts}
     assert len(names) == len(salts)
     assert all(name and name.isprintable() and len(name) <= MAX_TENANT for name in names)
+
+
+HASHES = [b"one", b"two", b"three", b"four"]
+
+
+class Request:
+    def __init__(self, params: Any = None) -> None:
+        self.kv_transfer_params = params
+        self.cache_salt = None
+        self.num_tokens = 4 * 256
+
+
+def state_of(params: Any = None, windows: tuple[int | None, ...] = (None,), kept: int = 0) -> RequestState:
+    space: Any = SimpleNamespace(namespace=b"\1" * 16, chunk_tokens=256, windows=windows)
+    state = RequestState(Request(params), space, "")
+    state.hashes = HASHES
+    state.begin_saving("a")
+    if kept:
+        state.planned(0, kept, {})
+    return state
+
+
+def made(there: bool = True, producing: bool = False) -> Handover:
+    engine: Any = SimpleNamespace(descriptor=lambda: {"token": "a"} if there else None)
+    return Handover(engine, 1.0, producing)
+
+
+def outcomes(handover_: Handover) -> dict[str, float]:
+    return {k.partition('"')[2].rstrip('"}'): v for k, v in handover_.counts.items() if "outcome" in k and v}
+
+
+def test_a_consumer_waits_for_what_was_promised() -> None:
+    consumer = made()
+    state = state_of(handover.promise(SPACE, HASHES, 3, ""))
+    consumer.begin(state, HASHES)
+    assert consumer.wait(state, 0)
+    assert consumer.wait(state, 2)
+    assert not consumer.wait(state, 3)
+    assert outcomes(consumer) == {"kept": 1}
+    assert not consumer.wait(state, 0)  # once
+
+
+def test_a_window_leaves_a_token_to_compute() -> None:
+    consumer = made()
+    state = state_of(handover.promise(SPACE, HASHES, 4, ""), (None, 2))
+    consumer.begin(state, HASHES)
+    assert not consumer.wait(state, 3)
+    assert outcomes(consumer) == {"kept": 1}
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_nobody_waits_for_another_prompt(chunks: int) -> None:
+    consumer = made()
+    state = state_of(handover.promise(SPACE, [b"other", *HASHES[1:2], b"third"], chunks, ""))
+    consumer.begin(state, HASHES)
+    assert not consumer.wait(state, 0)
+    assert outcomes(consumer) == {"foreign": 1}
+
+
+def test_nobody_waits_for_another_models_kv_or_without_a_server() -> None:
+    elsewhere: Any = SimpleNamespace(namespace=b"\2" * 16, chunk_tokens=256)
+    consumer = made()
+    state = state_of(handover.promise(elsewhere, HASHES, 3, ""))
+    consumer.begin(state, HASHES)
+    assert not consumer.wait(state, 0)
+    assert outcomes(consumer) == {"foreign": 1}
+    alone = made(there=False)
+    state = state_of(handover.promise(SPACE, HASHES, 3, ""))
+    alone.begin(state, HASHES)
+    assert not alone.wait(state, 0)
+    assert outcomes(alone) == {"broken": 1}
+
+
+def test_who_promises() -> None:
+    asked = {"do_remote_decode": True}
+    assert made().promise(state_of(kept=3)) is None
+    assert made(producing=True).promise(state_of(kept=0)) is None
+    answered = made(producing=True).promise(state_of(kept=3))
+    assert handover.read(answered) == Promise("01" * 16, 768, b"three".hex(), "")
+    assert made().promise(state_of(asked, kept=2)) is not None
+
+
+def test_of_two_in_one_engine_one_promises() -> None:
+    """vLLM's MultiConnector ends the engine over the same key from two."""
+    state = state_of(kept=3)
+    assert made(producing=True).promise(state) is not None
+    assert made(producing=True).promise(state) is None

@@ -73,21 +73,8 @@ def comes_and_goes(models: Path) -> dict[str, Any]:
         out.update(_reuse(e, "late"))
         e.run(prompts)
         e.forget()
-        cache, asked = e.half.engine, 0
-        retrieve = cache.retrieve
-
-        def retrieve_and_kill(*args: Any) -> Any:
-            nonlocal asked
-            asked += 1
-            copies = retrieve(*args)
-            if asked == 3:
-                served.kill()  # with copies planned, leases held and lookups to come
-            return copies
-
-        cache.retrieve = retrieve_and_kill
+        _kill_at(e, served, 3)
         out["dying"], _ = e.run(prompts)
-        out["asked"] = asked
-        del cache.retrieve
         _wait_for(e, there=False)
         until = time.monotonic() + 5
         while _mapped() and time.monotonic() < until:  # without a step: the memory is the next server's
@@ -109,6 +96,45 @@ def comes_and_goes(models: Path) -> dict[str, Any]:
         out["held"], out["faults"] = served_leaks(served), e.faults()
         out["requests"] = len(e.half._requests) + len(e.half._waiting) + len(e.half._load_plans)
     return out
+
+
+def windows(models: Path) -> dict[str, Any]:
+    """A model with sliding windows, whose loads and saves run beside the steps, and few blocks: reuse, and a server
+    that is killed with copies under way."""
+    out: dict[str, Any] = {}
+    prompts = crowd(16)
+    model = str(models / "swa")
+    with engine(model, None) as e:
+        out["plain"], _ = e.run([LONG, *PROMPTS])
+        out["plain_crowd"], _ = e.run(prompts)
+    with server() as served, served, engine(model, of(served, **ASYNC), num_gpu_blocks_override=40) as e:
+        _wait_for(e, there=True)
+        out.update(_reuse(e, "served"))
+        _run(e, prompts)
+        e.forget()
+        _kill_at(e, served, 2)
+        out["dying"], _ = e.run(prompts)
+        e.settle()
+        out["requests"] = len(e.half._requests) + len(e.half._waiting) + len(e.half._load_plans)
+        out["faults"] = e.faults()
+    return out
+
+
+def _kill_at(e: Engine, served: KVCoreServer, nth: int) -> None:
+    """SIGKILL after so many loads were planned: with copies to make, leases held and lookups to come."""
+    cache, asked = e.half.engine, 0
+    retrieve = cache.retrieve
+
+    def retrieve_and_kill(*args: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        copies = retrieve(*args)
+        if asked == nth:
+            del cache.retrieve
+            served.kill()
+        return copies
+
+    cache.retrieve = retrieve_and_kill
 
 
 def tenants(models: Path) -> dict[str, Any]:

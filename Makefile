@@ -46,7 +46,7 @@ test-vllm: setup ## Run the tests in real vLLM
 	$(BIN)/python -m pytest -m vllm $(PYTEST_ARGS)
 
 soak: setup ## Ten minutes of load on a server, and two thousand instants at which it or its engines are killed
-	KVCORE_SOAK_S=600 KVCORE_CHAOS_TIMES=10 $(BIN)/python -m pytest tests/kvcore/service/test_chaos.py -s $(PYTEST_ARGS)
+	KVCORE_TEST_SOAK_S=600 KVCORE_TEST_CHAOS_TIMES=10 $(BIN)/python -m pytest tests/kvcore/service/test_chaos.py -s $(PYTEST_ARGS)
 
 check: lint types contracts docs-check ## Lint, types, import contracts, generated docs
 

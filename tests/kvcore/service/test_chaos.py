@@ -1,8 +1,8 @@
 """Engines, their workers and the server are killed and paused at 200 random instants under load: no wrong byte is
 believed, no call raises or takes long, nothing leaks, and what lives goes on. And a soak: memory and files stay flat.
 
-    KVCORE_CHAOS_SEED=7 KVCORE_CHAOS_TIMES=10 pytest tests/kvcore/service/test_chaos.py    # ten times as many instants
-    KVCORE_SOAK_S=600 pytest tests/kvcore/service/test_chaos.py -k soak
+    KVCORE_TEST_CHAOS_SEED=7 KVCORE_TEST_CHAOS_TIMES=10 pytest tests/kvcore/service/test_chaos.py    # ten times as many instants
+    KVCORE_TEST_SOAK_S=600 pytest tests/kvcore/service/test_chaos.py -k soak
 """
 
 import json
@@ -24,9 +24,9 @@ from served import connected, contents, hashes, nothing_held, put, until
 
 from kvcore.testing.servers.kvcore import KVCoreServer
 
-SEED = int(os.environ.get("KVCORE_CHAOS_SEED", "1"))
-TIMES = float(os.environ.get("KVCORE_CHAOS_TIMES", "1"))
-SOAK_S = float(os.environ.get("KVCORE_SOAK_S", "18"))
+SEED = int(os.environ.get("KVCORE_TEST_CHAOS_SEED", "1"))
+TIMES = float(os.environ.get("KVCORE_TEST_CHAOS_TIMES", "1"))
+SOAK_S = float(os.environ.get("KVCORE_TEST_SOAK_S", "18"))
 LEASE_S = 1.0
 ENGINES = 4
 STRIKES = ("engine", "worker", "both", "orphan worker", "orphan worker", "pause engine", "pause worker", "pause both")
@@ -43,7 +43,7 @@ def chaos(folder: Path) -> Iterator["Chaos"]:
         "min_object_size": "128KiB",
         "log_level": "warning",
     }
-    print(f"KVCORE_CHAOS_SEED={SEED} KVCORE_CHAOS_TIMES={TIMES:g}")
+    print(f"KVCORE_TEST_CHAOS_SEED={SEED} KVCORE_TEST_CHAOS_TIMES={TIMES:g}")
     with KVCoreServer(folder, config) as server, Chaos(server, folder / "diary") as made:
         yield made
 

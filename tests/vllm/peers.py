@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-ANSWER_S = 120.0
+ANSWER_S = 240.0
 
 
 class Peer:

@@ -4,6 +4,8 @@ Each says one line of JSON when it has got as far as its name says, and then wai
 """
 
 import json
+import os
+import socket
 import sys
 from typing import Any
 
@@ -93,8 +95,6 @@ def crowd(config: str, count: str) -> None:
 
 def forked(config: str) -> None:
     """Has a child process that outlives it, and that has used the engine and closed it."""
-    import os
-
     engine, space = opened(config)
     before = contents(engine, space, hashes(2))
     lookup = engine.lookup(space, hashes(2))
@@ -112,6 +112,17 @@ def forked(config: str) -> None:
     in_child = json.loads(os.read(reader, 1000))
     say({"child": in_child, "pid": pid, "before": before, "after": contents(engine, space, hashes(2))})
     os._exit(0)
+
+
+def squatting(path: str) -> None:
+    """Listens on the server's path, as another user where it may become one."""
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(path)
+        if os.geteuid() == 0:
+            os.seteuid(65534)
+        made.listen()
+        say(os.geteuid())
+        heard()
 
 
 if __name__ == "__main__":

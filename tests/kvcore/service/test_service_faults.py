@@ -302,3 +302,21 @@ def test_many_restarts_under_load(server: KVCoreServer) -> None:
         back(engine, but=old)
     assert right > 3
     engine.close()
+
+
+def test_another_users_socket_on_the_servers_path_is_not_believed(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who was there first could answer anything."""
+    server = KVCoreServer(folder, CONFIG)
+    us = os.geteuid()
+    with Child("squatting", str(server.socket)) as squatter:
+        them = squatter.heard()
+        if us == them:  # only root can be two users
+            us = them + 1
+            monkeypatch.setattr(os, "geteuid", lambda: us)
+        engine = engine_of(server)
+        said = f"it is run by user {them}, this by user {us}: run both as one user"
+        until(lambda: said in caplog.text, "it is said")
+        assert engine.descriptor() is None
+        engine.close()

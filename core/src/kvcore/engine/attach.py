@@ -26,6 +26,7 @@ PROTOCOL = 1
 LENGTH = struct.Struct("<I")
 """Before each message: how many bytes it has."""
 _MAX_REPLY_BYTES = 4096
+_CREDENTIALS = struct.Struct("@iII")  # pid, uid, gid
 
 
 class Attach(msgspec.Struct, tag="attach", tag_field="kind", frozen=True):
@@ -75,6 +76,7 @@ class _ServedView(ArenaView):
         try:
             connection.settimeout(descriptor["timeout"])
             connection.connect(where if isinstance(where, str) else tuple(where))
+            check_owner(connection)
             fd = _ask(connection, Attach(PROTOCOL, __version__, descriptor["token"], rank))
             if fd is None:
                 fd = open_arena(descriptor)
@@ -112,6 +114,15 @@ class _ServedView(ArenaView):
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)  # whoever watches it wakes
         self.connection.close()
+
+
+def check_owner(connection: socket.socket) -> None:
+    """Raise `PermissionError` when the other end of a Unix socket is another user's, who may have taken the server's path
+    first: what it says would be believed."""
+    if connection.family == socket.AF_UNIX:
+        _, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if uid not in (0, os.geteuid()):
+            raise PermissionError(f"it is run by user {uid}, this by user {os.geteuid()}: run both as one user")
 
 
 def _ask(connection: socket.socket, message: Attach) -> int | None:

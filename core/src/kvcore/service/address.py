@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kvcore.api import ServiceError
 from kvcore.config import Address
+from kvcore.engine.attach import check_owner
 
 BACKLOG = 128
 PROBE_S = 1.0
@@ -128,6 +129,7 @@ def connect(address: Address, timeout_s: float) -> socket.socket:
     try:
         made.settimeout(timeout_s)
         made.connect(address.path or ("127.0.0.1", address.port))
+        check_owner(made)
         if not address.path:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         made.settimeout(None)

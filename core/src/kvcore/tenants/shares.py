@@ -70,7 +70,8 @@ A = TypeVar("A", bound=Account)
 
 class Shares(Generic[A]):
     """All accounts of one place. Not thread-safe. Every operation takes constant time, however many tenants there are,
-    but for `donors`, which looks at each tenant with a quota of its own.
+    but for `donors`, which looks at each tenant with a quota of its own, at the idle ones, and of the others at those
+    who hold about as much as their share.
 
     Args:
         size: bytes that can be shared out.
@@ -98,7 +99,7 @@ class Shares(Generic[A]):
         self._active: OrderedDict[str, A] = OrderedDict()  # of the others, the longest unused first
         self._idle: OrderedDict[str, A] = OrderedDict()
         self._others_pinned = 0
-        self._levels: dict[int, dict[str, A]] = {}  # of the active others
+        self._levels: dict[int, OrderedDict[str, A]] = {}  # of the active others, by the length of `used` in bits
         self._rest = size
         self._scale()
 
@@ -125,7 +126,7 @@ class Shares(Generic[A]):
             return
         self._idle.pop(account.tenant, None)
         self._active[account.tenant] = account
-        self._levels.setdefault(account.level, {})[account.tenant] = account
+        self._levels.setdefault(account.level, OrderedDict())[account.tenant] = account
 
     def forget(self, account: A) -> None:
         """The tenant has gone: it holds nothing, and nobody refers to it. It may come again."""
@@ -167,7 +168,7 @@ class Shares(Generic[A]):
             self._leave_level(account)
             account.level = level
             if account.tenant in self._active:
-                self._levels.setdefault(level, {})[account.tenant] = account
+                self._levels.setdefault(level, OrderedDict())[account.tenant] = account
 
     def pin(self, account: A, nbytes: int) -> None:
         """So many bytes more, or fewer, of what it holds are leased."""
@@ -200,8 +201,7 @@ class Shares(Generic[A]):
         self._retire()
         if account.tenant not in self._active:
             return 0
-        share = self._rest // len(self._active)
-        return share if self.default is None else min(share, self.default)
+        return self._share_of_others(account)
 
     def donors(self, asking: A | None, step: int = 1) -> Iterator[tuple[A, int]]:
         """Whose objects make room for `asking` (None: for nobody), in turn, and how many bytes each has to give.
@@ -255,14 +255,15 @@ class Shares(Generic[A]):
     def _over_share(self, asking: A | None) -> Iterator[tuple[A, int]]:
         """Ends where `asking` is the one most over its share."""
         named = dict(self._named)
-        others = iter([a for level in sorted(self._levels, reverse=True) for a in self._levels[level].values()])
+        their_share = self._share_of_others(asking)
+        others = self._others_over(their_share)
         other = next(others, None)
         while True:
             best, best_share = asking, self.share(asking) if asking is not None else 0
             if best is not None and best.used <= best_share:
                 best = None
             for account in named.values() if other is None else (*named.values(), other):
-                share = self.share(account)
+                share = their_share if account is other else account.share
                 if account.used > share and (best is None or account.used * best_share > best.used * share):
                     best, best_share = account, share
             if best is None or best is asking:
@@ -272,6 +273,25 @@ class Shares(Generic[A]):
                 other = next(others, None)
             else:
                 del named[best.tenant]
+
+    def _others_over(self, share: int) -> Iterator[A]:
+        """From the highest row down; in a row, whose turn was longest ago comes first."""
+        for level in sorted((x for x in self._levels if x >= share.bit_length()), reverse=True):
+            row = self._levels[level]
+            for _ in range(len(row)):
+                if not row:  # they have given, and stand in other rows now
+                    break
+                tenant, account = next(iter(row.items()))
+                row.move_to_end(tenant)
+                if account.used > share:
+                    yield account
+
+    def _share_of_others(self, asking: A | None) -> int:
+        """The share of each who has no quota of its own and holds something, `asking` included."""
+        holding = len(self._active) - len(self._levels.get(0, ()))
+        joins = asking is not None and asking.quota is None and not asking.used
+        share = self._rest // max(1, holding + joins)
+        return share if self.default is None else min(share, self.default)
 
     def _retire(self) -> None:
         then = self._clock() - IDLE_S

@@ -275,7 +275,8 @@ def test_the_account_counts_each_object_once_and_survives_what_it_does_not_know(
     assert account.victims(bytes(16), 300) == []
     assert account.victims(bytes(16), 500) == [names[2], names[3]]
     assert account.used == 700  # until they are gone
-    assert account.victims(bytes(16), 500) == [names[4], names[5]]  # deleting failed: others are tried, and those again later
+    # deleting failed: others are tried, and those again later
+    assert account.victims(bytes(16), 500) == [names[4], names[5]]
     assert len(account.victims(bytes(16), 5000)) == 7
 
 

@@ -52,6 +52,8 @@ class Stream:
         self._replay = replay
         self._index = index
         self._next = 0
+        self._live = -1
+        """The last batch that came by itself."""
         self._decoder = msgspec.msgpack.Decoder(Batch)
 
     async def run(self) -> None:
@@ -64,15 +66,15 @@ class Stream:
             while True:
                 _, number, payload = await socket.recv_multipart()
                 seq = int.from_bytes(number, "big")
-                if seq < self._next and seq > 0:
-                    continue  # came with the replay
-                if seq == 0 and self._next > 0:
+                if seq <= self._live:
                     self._forget("it has been started again")
-                elif seq > self._next:
+                self._live = seq
+                if seq > self._next:
                     await self._catch_up()
                     if seq > self._next:
                         self._forget(f"batches {self._next} to {seq - 1} are lost")
-                if seq >= self._next:
+                        self._next = seq
+                if seq == self._next:  # else it came with a replay
                     self._take(seq, payload)
 
     async def _catch_up(self) -> None:
@@ -88,8 +90,8 @@ class Stream:
                 if number == END:
                     return
                 seq = int.from_bytes(number, "big")
-                if seq > self._next and self._next:
-                    return
+                if seq > self._next > 0:
+                    return  # what is missing is not kept any more
                 self._take(seq, payload)
 
     def _take(self, seq: int, payload: bytes) -> None:

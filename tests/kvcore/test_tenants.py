@@ -344,6 +344,27 @@ def test_ages_in_a_tier_survive_a_listing() -> None:
     assert set(tier.due(10)) == {fresh, unknown}
 
 
+def test_what_idle_tenants_give_up_is_written_first(make: Make) -> None:
+    engine = make("l2: [{storage: memory, write: evicted}]\ntenants: {alice: {l1: 2MiB}, default: {l1: 1MiB}}\n")
+    alice, idle, busy = (register(engine, t) for t in ("alice", "idle", "busy"))
+    put(engine, alice, hashes(12))
+    for n in (8, 16, 20):
+        put(engine, idle, hashes(n))
+    shares = engine.l1._shares
+    assert shares is not None
+    real = shares._clock
+    shares._clock = lambda: real() + 100
+    for i in range(10):
+        put(engine, busy, hashes(6, str(i)))
+        engine.drain()
+        until(lambda: engine.manager.spill._short() <= 0)
+    assert contents(engine, alice, hashes(12)) == list(range(1, 13))
+    assert held(engine, alice) == 0
+    assert held(engine, idle) == 20, "given up, and not lost"
+    assert contents(engine, idle, hashes(20)) == list(range(1, 9))  # its share: what it can lease at once
+    assert contents(engine, busy, hashes(6, "0")) == list(range(1, 7))
+
+
 # -- turns -------------------------------------------------------------------------------------------------------------
 
 

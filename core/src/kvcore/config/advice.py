@@ -36,8 +36,8 @@ def notes_on(config: Config) -> list[str]:
         divided = any(tier.name in quotas for quotas in config.tenants.values())
         if tier.capacity is None and not divided and eviction in written:
             why = (
-                "has no effect without `capacity` beside it or a tenant's quota; a storage's own policy is an option of "
-                "the storage"
+                "has no effect without `capacity` beside it or a tenant's quota; a storage's own policy is an option "
+                "of the storage"
             )
             notes.append(str(Fault(str(written[eviction]), eviction, why)))
     return notes

@@ -171,7 +171,8 @@ class StorageManager:
     def _write_policy(self, config: TierConfig) -> WritePolicy:
         assert self.arena is not None
         queue = min(int(config.queue_size), self.arena.size // 2)
-        return WritePolicy(queue, config.write, config.promote, bool(self.config.tenants))
+        divided = bool(self.config.tenants) and config.write != "evicted"  # what L1 gives up comes as there is room
+        return WritePolicy(queue, config.write, config.promote, divided)
 
     # -- running and closing -----------------------------------------------------------------------------------------
 

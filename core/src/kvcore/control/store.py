@@ -18,6 +18,9 @@ from kvcore.l1 import L1, L1Object, ObjectSpace, ReadLease
 from kvcore.l2 import Stores, Tier, Transfer
 from kvcore.observe import Metrics, logger
 
+_LEAST_PART = 16
+"""However small a tenant's share of L1 is, it may have waiting one part in so many of the queue."""
+
 
 class WritePolicy(NamedTuple):
     """What a tier is written.
@@ -225,7 +228,8 @@ class _Queue:
         space = job.objects[0].space
         nbytes = space.nbytes
         # what waits is leased: a tenant's lookups and stores need the rest of its share
-        fits = self.jobs.room(space.tenant, self._controller.l1.share(space) // 2) // nbytes
+        most = max(self._controller.l1.share(space) // 2, self.policy.queue_bytes // _LEAST_PART)
+        fits = self.jobs.room(space.tenant, most) // nbytes
         fits = max(fits, int(not self.waiting_bytes))
         reason = "queue_full"
         if not self.tier.breaker.closed and self.waiting_bytes > 0:

@@ -49,6 +49,7 @@ class BoundedCalls(Calls):
         super().__init__(storage, name, timeout_s)
         self._capacity = capacity
         self._on_evict = on_evict
+        self._making_room = asyncio.Lock()
         self._finished = asyncio.Event()
         self._counting: asyncio.Task[None] | None = None
 
@@ -128,22 +129,24 @@ class BoundedCalls(Calls):
     async def _make_room(self, namespace: bytes, nbytes: int) -> bool:
         """Delete until `nbytes` more fit, and keep them free. False when the tenant's rights do not reach so far."""
         capacity = self._capacity
-        async with capacity.making_room(namespace):
-            while capacity.missing(namespace, nbytes) > 0:
+        while True:
+            async with self._making_room:  # whom one deletes another does not count on; in turns, a batch each
+                if capacity.missing(namespace, nbytes) <= 0:
+                    break
                 victims = capacity.victims(namespace, nbytes)[:DELETED_AT_ONCE]
                 if victims:
                     gone = capacity.entries(victims)
                     await self.delete(victims)
                     self._on_evict(gone)
-                elif capacity.waits(namespace):
-                    self._finished.clear()
-                    await self._finished.wait()
-                elif capacity.divided:
+                    continue
+            if not capacity.waits(namespace):
+                if capacity.divided:
                     return False
-                else:
-                    break
-            capacity.expect(namespace, nbytes)
-            return True
+                break
+            self._finished.clear()
+            await self._finished.wait()
+        capacity.expect(namespace, nbytes)
+        return True
 
     async def delete(self, keys: Sequence[ObjectKey]) -> None:
         await super().delete(keys)

@@ -1,6 +1,5 @@
 """What a tier holds, for storages that do not say it themselves: how much, of whom, how old, and who goes first."""
 
-import asyncio
 import heapq
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -121,10 +120,6 @@ class Capacity:
         if self._shares is None or account is self._nobody:
             return limit
         return max(self._shares.share(account), min(limit, self._shares.quota(account)))
-
-    def making_room(self, namespace: bytes) -> asyncio.Lock:
-        """Held while room is made for this tenant, so that no more goes than must."""
-        return self._account(namespace).lock
 
     def waits(self, namespace: bytes) -> bool:
         """Something is being written that can be deleted once it is there. Of a tenant's own, where there are any."""
@@ -277,7 +272,6 @@ class _Account(Account):
         self.spaces = 0
         """Namespaces that are known to be its."""
         self.coming = 0
-        self.lock = asyncio.Lock()
 
 
 class _Space:

@@ -117,8 +117,8 @@ class _ServedView(ArenaView):
 
 
 def check_owner(connection: socket.socket) -> None:
-    """Raise `PermissionError` when the other end of a Unix socket is another user's, who may have taken the server's path
-    first: what it says would be believed."""
+    """Raise `PermissionError` when the other end of a Unix socket is another user's, who may have taken the path before
+    the server: what it says would be believed."""
     if connection.family == socket.AF_UNIX:
         _, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         if uid not in (0, os.geteuid()):

@@ -58,7 +58,7 @@ class SpillController:
     async def _spill(self, short: Callable[[], int], everything: bool = False) -> None:
         while (missing := short()) > 0 and any(t.breaker.closed for t in self._stores.spill_tiers):
             # what is given up overshoots by less than an object; an empty queue takes one of any size
-            room = self._stores.spill_room - max((x.nbytes for x in self._layouts.values()), default=0)
+            room = self._stores.spill_room - max((x.nbytes for x in list(self._layouts.values())), default=0)
             if room <= 0 and self._stores.spill_bytes:
                 await asyncio.sleep(_WAIT_S)
                 continue

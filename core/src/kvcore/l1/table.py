@@ -89,7 +89,9 @@ class Table:
 
     def forget(self, held: Callable[[ObjectSpace], bool]) -> list[ObjectSpace]:
         """Forget spaces that hold nothing and are not `held` by anyone who may use them again, and tenants that have
-        no other. Returns the spaces. Looks only when there are twice as many as were left the last time."""
+        no other. Returns the spaces.
+
+        Looks only when there are twice as many as were left the last time, or fewer the longer ago that was."""
         with self._lock:
             if len(self._spaces) <= self._few_spaces:
                 return []
@@ -178,6 +180,7 @@ class Table:
                 else:
                     writes += 1
                     self._quarantine(lease)
+            self._few_spaces = max(_FEW_SPACES, self._few_spaces * 3 // 4)
             for space, objects in self._pins.due(now):
                 self._unread(space, objects)
             if self._aging is not None:

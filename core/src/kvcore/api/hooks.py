@@ -118,7 +118,8 @@ def kvcore_loaded(events: Sequence[ObjectEvent]) -> None:
 @hookspec
 def kvcore_evicted(events: Sequence[ObjectEvent]) -> None:
     """Objects left L1 or a tier, as far as this process can tell: in the order of `kvcore_stored`, and at most about a
-    second later. `reason`: `room`, `cleared`, or `unused` for what was fetched or given up and is not needed there."""
+    second later. `reason`: `room`, `cleared`, `expired`, or `unused` for what was fetched or given up and is not needed
+    there."""
 
 
 @hookspec

@@ -11,8 +11,8 @@ import asyncio
 import itertools
 import json
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
@@ -41,6 +41,25 @@ class Engine:
         """Tokens to compute before this prompt's first token."""
         return len(prompt) - self.index.cached_tokens(prompt) + self.pending_tokens
 
+    @contextmanager
+    def computing(self, tokens: int) -> Iterator[None]:
+        """It is computing so many tokens of a prompt."""
+        self.pending_tokens += tokens
+        try:
+            yield
+        finally:
+            self.pending_tokens -= tokens
+
+    @contextmanager
+    def running(self, prompt: Sequence[int]) -> Iterator[None]:
+        """It is answering this prompt, and so will hold its blocks."""
+        self.requests += 1
+        self.index.coming(prompt, 1)
+        try:
+            yield
+        finally:
+            self.index.coming(prompt, -1)
+
 
 class Router:
     """Chooses engines and passes requests on."""
@@ -62,31 +81,29 @@ class Router:
         body = await request.json()
         prompt = await self._tokens(body)
         engine = self.choose(prompt)
-        cost = len(prompt) - engine.index.cached_tokens(prompt)
-        engine.requests += 1
-        engine.pending_tokens += cost
-        engine.index.coming(prompt, 1)
+        computing = ExitStack()  # until the first token; the prompt counts as held there until the end
+        computing.enter_context(engine.computing(len(prompt) - engine.index.cached_tokens(prompt)))
+        running = ExitStack()
+        running.enter_context(computing)
+        running.enter_context(engine.running(prompt))
         try:
             sent = self._client.build_request("POST", engine.url + request.url.path, json=body)
             answer = await self._client.send(sent, stream=True)
         except BaseException:
-            self._ended(engine, prompt, cost)
+            running.close()
             raise
 
         async def content() -> AsyncIterator[bytes]:
             try:
                 async for part in answer.aiter_raw():
+                    computing.close()
                     yield part
             finally:
-                self._ended(engine, prompt, cost)
+                running.close()
                 await answer.aclose()
 
         headers = {"content-type": answer.headers["content-type"], "x-engine": engine.url}
         return StreamingResponse(content(), answer.status_code, headers)
-
-    def _ended(self, engine: Engine, prompt: Sequence[int], cost: int) -> None:
-        engine.pending_tokens -= cost
-        engine.index.coming(prompt, -1)
 
     async def _tokens(self, body: dict[str, Any]) -> list[int]:
         """The prompt as the engines see it: the first engine's tokenizer says so, chat template included."""

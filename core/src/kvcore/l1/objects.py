@@ -47,11 +47,7 @@ class L1(Table):
             if self._aging is not None:
                 self._expire(self._aging)
             if self._shares is not None:
-                for obj in self._within_share(self._shares, space, map(get, hashes)):
-                    if obj is None:
-                        break
-                    append(obj)
-                return self._read_lease(space, found)
+                return self._read_lease(space, self._front_within_share(self._shares, space, hashes))
             for chunk_hash in hashes:
                 obj = get(chunk_hash)
                 if obj is None:
@@ -68,7 +64,7 @@ class L1(Table):
                 self._expire(self._aging)
             objects = [get(h) for h in hashes]
             if self._shares is not None:
-                objects = list(self._within_share(self._shares, space, objects))
+                objects = self._within_share(self._shares, space, objects)
                 return self._read_lease(space, [o for o in objects if o is not None]), objects
             found = [o for o in objects if o is not None]
             for obj in found:
@@ -237,25 +233,44 @@ class L1(Table):
         lease.ended = True
         return lease
 
+    def _front_within_share(self, shares: Shares[Pool], space: ObjectSpace, hashes: Sequence[bytes]) -> list[L1Object]:
+        """One more reader for each resident object at the front, as long as its tenant may lease more."""
+        pool, get = space.pool, space.objects.get
+        shares.seen(pool)
+        left = most = max(0, shares.may_pin(pool) // space.slot_bytes)
+        leased: list[L1Object] = []
+        append = leased.append
+        for chunk_hash in hashes:
+            obj = get(chunk_hash)
+            if obj is None:
+                break
+            if not obj.readers:
+                if not left:
+                    break
+                left -= 1
+            obj.readers += 1
+            append(obj)
+        shares.pin(pool, (most - left) * space.slot_bytes)
+        return leased
+
     def _within_share(
         self, shares: Shares[Pool], space: ObjectSpace, objects: Iterable[L1Object | None]
-    ) -> Iterable[L1Object | None]:
-        """One more reader for each object, as long as its tenant may lease more; None for the others."""
-        pool, slot_bytes = space.pool, space.slot_bytes
+    ) -> list[L1Object | None]:
+        """The same for each of `objects`; None for the others."""
+        pool = space.pool
         shares.seen(pool)
-        left = shares.may_pin(pool) // slot_bytes
+        left = most = max(0, shares.may_pin(pool) // space.slot_bytes)
+        leased: list[L1Object | None] = []
         for obj in objects:
-            if obj is None:
-                yield None
+            if obj is None or not (obj.readers or left):
+                leased.append(None)
                 continue
             if not obj.readers:
-                if left <= 0:
-                    yield None
-                    continue
                 left -= 1
-                shares.pin(pool, slot_bytes)
             obj.readers += 1
-            yield obj
+            leased.append(obj)
+        shares.pin(pool, (most - left) * space.slot_bytes)
+        return leased
 
     def _publish(self, objects: list[L1Object]) -> None:
         if objects:

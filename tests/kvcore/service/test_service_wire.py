@@ -162,15 +162,16 @@ def test_a_message_that_makes_no_sense_ends_its_connection(
 def test_another_clients_plans_and_lookups_are_out_of_reach(server: KVCoreServer, welcomed: Dial) -> None:
     """Numbers mean something within their session only."""
     engine, space = connected(server)
-    plan = engine.reserve(space, hashes(), 0, 8, [range(8 * space.chunk_blocks)])
+    keys = hashes(8, 500)
+    plan = engine.reserve(space, keys, 0, 8, [range(8 * space.chunk_blocks)])
     made = welcomed(server)
     for number in range(100):
         made.sendall(wire.frame(wire.Publish(number, True)) + wire.frame(wire.Release(number)))
     made.sendall(wire.frame(wire.Ping(7)))
     assert wire.decode_reply(memoryview(message(made))) == wire.Number(7, 0)
-    assert contents(engine, space, hashes()) == []
+    assert contents(engine, space, keys) == []
     engine.publish(plan.id)
-    lookup = engine.lookup(space, hashes())
+    lookup = engine.lookup(space, keys)
     assert lookup.poll() == 8
     engine.close()
 

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import resource
 import signal
 import sys
 from contextlib import suppress
@@ -36,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
     """Serve. Prints one line when it is ready; 0 when it was asked to end."""
     from kvcore.config import load_config
 
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # two for each engine, beside those of the tiers
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     registry = registry_from_env()
     given = flags(args)

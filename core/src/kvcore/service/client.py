@@ -115,11 +115,10 @@ class RemoteEngine:
         copies = []
         loaded = []
         for g, (ids, found) in enumerate(zip(block_ids, lookup.groups, strict=True)):
-            indexes = wire.unpack_indexes(found.indexes) if found.indexes else range(end - first)
+            slots, generations = wire.unpack_slots(found.slots), wire.unpack_slots(found.generations)
+            indexes = wire.unpack_indexes(found.indexes) if found.indexes else range(len(slots))
             total = 0
-            for i, slot, generation in zip(
-                indexes, wire.unpack_slots(found.slots), wire.unpack_slots(found.generations), strict=True
-            ):
+            for i, slot, generation in zip(indexes, slots, generations, strict=True):
                 at = (first + i) * blocks
                 skip = max(0, first_block - at)
                 chosen = tuple(ids[at + skip : at + blocks]) if skip < blocks else ()
@@ -173,7 +172,9 @@ class RemoteEngine:
         )
         parent = hashes[first - 1] if first else b""
         answer = link.ask(wire.Reserve(next(self._ids), space.id, size, blob, parent, chosen))
-        if not isinstance(answer, wire.Reserved) or not all(wire.whole(found, count) for found in answer.groups):
+        if answer is not None and not all(wire.whole(found, count) for found in answer.groups):
+            link.lose("protocol")
+        if answer is None or not link.alive:
             return self._plan(0, [], {**skipped, "no_server": asked}, "")
         for reason, n in answer.skipped.items():
             skipped[reason] = skipped.get(reason, 0) + n

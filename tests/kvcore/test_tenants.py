@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from test_engine import contents, hashes, opened, put, spec
 
-from kvcore.api import ConfigError, Entry, Failed, ObjectKey, Stored
+from kvcore.api import ConfigError, Entry, Failed, ObjectKey, ObjectLayout, Stored
 from kvcore.builtin.eviction_lru import LruPolicy
 from kvcore.builtin.memory import MemoryStorage
 from kvcore.builtin.memory_config import MemoryConfig
 from kvcore.control.waiting import Waiting
-from kvcore.engine import CacheEngine, Space
+from kvcore.engine import CacheEngine, ObjectStore, Space
 from kvcore.l2 import HEADER_BYTES, Capacity
 from kvcore.l2.turns import Turns
 from kvcore.tenants import Division
@@ -324,6 +324,18 @@ def test_ttl_in_a_tier(make: Make) -> None:
     engine.drain()
     engine.clear(space)
     assert contents(engine, space, hashes(8)) == list(range(1, 9))
+
+
+def test_ttl_without_l1(tmp_path: Path) -> None:
+    path = tmp_path / "kvcore.yaml"
+    path.write_text("l2: [{storage: memory, ttl: 1s}]\n")
+    store = ObjectStore.open(str(path))
+    key, layout = keys("a", 1)[0], ObjectLayout(1, 1, (64,), "uint8", 1)
+    assert store.store([key], [memoryview(bytearray(64))], layout) == [True]
+    assert store.exists([key]) == [True]
+    until(lambda: not store._manager.tiers[0].storage._objects)
+    assert store.exists([key]) == [False]
+    store.close()
 
 
 def test_ages_in_a_tier_survive_a_listing() -> None:

@@ -61,6 +61,7 @@ class StorageManager:
         _managers.add(self)
         try:
             self.loop.submit(self._tiers.start(config.l2)).result()
+            self.loop.post(lambda: self.loop.spawn(self._expire()))
             if with_l1:
                 self._open_l1()
         except BaseException:
@@ -177,11 +178,13 @@ class StorageManager:
     # -- running and closing -----------------------------------------------------------------------------------------
 
     async def _expire(self) -> None:
-        for tier in list(self.tiers):
-            await tier.expire()
+        """Apart from the reaper: a storage may take its time."""
+        while True:
+            await asyncio.sleep(REAP_S)
+            for tier in list(self.tiers):
+                await tier.expire()
 
     async def _reap(self) -> None:
-        expiring = self.loop.spawn(self._expire())
         while True:
             await asyncio.sleep(REAP_S)
             reads, writes = self.l1.reap()
@@ -192,8 +195,6 @@ class StorageManager:
             self.residents.tell()
             self.tenancy.forget()
             self.tenancy.refresh(self.metrics)
-            if expiring.done():  # a storage may take its time
-                expiring = self.loop.spawn(self._expire())
             if writes:
                 logger.warning("%d write leases ran out: their slots wait for the holder's answer", writes)
 

@@ -195,8 +195,9 @@ class Config(PluginConfig):
 
     tenants: dict[str, dict[str, Size]] = {}
     """Quotas, so that no tenant lives at another's cost: tenant -> `l1` or a tier's name -> bytes, as in
-    `{alice: {l1: 2GiB, disk: 50GiB}, default: {l1: 1GiB}}`. `default` is for each tenant that is not named, the one
-    without a name included; without it, those have what the named ones leave. Default: nobody has a quota."""
+    `{alice: {l1: 2GiB, disk: 50GiB}, default: {l1: 1GiB}}`. A quota is what a tenant can rely on, not the most that it
+    may hold; `default` is the quota of each tenant that is not named: see [server.md](server.md#quotas). Default:
+    nobody has a quota."""
 
     hooks: tuple[Plugin, ...] = ()
     """Observers and wrappers to load: hooks plugins, in order."""

@@ -52,7 +52,7 @@ def _by_itself(setting: Setting) -> list[Row]:
         empty = served.rss_mib()
         served.fill(100_000)
         rows += [
-            Row("server.idle_cpu", idle_ms, "ms", note=f"CPU time in ten seconds, from {idle_s:g}"),
+            Row("server.idle_cpu", idle_ms, "ms", note=f"idle_cpu: of ten seconds, from {idle_s:g}"),
             Row("server.rss", empty, "MiB"),
             Row("server.rss_100k", served.rss_mib(), "MiB"),
         ]
@@ -87,9 +87,12 @@ def _clients(setting: Setting) -> list[Row]:
             [
                 Case("server.lookup_p50", "ms", waiting.p50, answering.p50),
                 Case("server.lookup_p99", "ms", waiting.last_p99, answering.last_p99),
-                Case("server.lookups", "1/s", partial(few.rate, seconds), note="two client processes"),
+                Case("server.lookups", "1/s", partial(few.rate, seconds), note="lookups: of two client processes"),
                 Case(
-                    "server.lookup_cpu", "ms", lambda: _cpu(served, few, seconds), note="the server's CPU time for each"
+                    "server.lookup_cpu",
+                    "ms",
+                    lambda: _cpu(served, few, seconds),
+                    note="lookup_cpu: what a lookup takes of the server",
                 ),
                 Case("server.lookups_8", "1/s", partial(eight.rate, seconds), partial(few.rate, seconds)),
                 Case("server.lookups_64", "1/s", partial(many.rate, seconds), partial(few.rate, seconds)),

@@ -1,5 +1,6 @@
 """What docs/http.md says: its endpoints, its YAML, its commands."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -44,17 +45,23 @@ def test_the_configuration_is_valid(tmp_path: Path) -> None:
 
 def test_the_commands_work(serve: Any, tmp_path: Path) -> None:
     disk = f"[{{storage: {{plugin: disk, path: {tmp_path / 'disk'}, capacity: 1GiB}}}}]"
-    engine, client = serve(disk)
+    engine, client = serve(disk, "l1: {size: 64MiB}\ntenants: {default: {l1: 4MiB}}")
     ours, alices = engine.register(spec()), engine.register(spec(), "alice")
     put(engine, ours, hashes())
     put(engine, alices, hashes())
     lines = re.findall(r"^    (curl .*)$", PAGE.replace("\\\n", ""), re.M)
-    assert len(lines) == 5
+    assert len(lines) == 6
     for line in lines:
         words = shlex.split(line.replace("$TOKEN", TOKEN).replace("NAMESPACE", ours.namespace.hex()))
-        body = words[words.index("--json") + 1].replace("/mnt", str(tmp_path)) if "--json" in words else None
+        body = words[words.index("-d") + 1].replace("/mnt", str(tmp_path)) if "-d" in words else None
         method = words[words.index("-X") + 1] if "-X" in words else "POST" if body else "GET"
         (path,) = [w.removeprefix("http://127.0.0.1:7601") for w in words if w.startswith("http://")]
         assert f"Authorization: Bearer {TOKEN}" in words
+        assert ("Content-Type: application/json" in words) == bool(body)
         status, text, _ = client.raw(method, path, body, {"Content-Type": "application/json"} if body else {})
         assert status in (200, 201), text
+    status, text, _ = client.raw("PUT", "/tenants/", '{"quotas": {"l1": "8MiB"}}', {"Content-Type": "application/json"})
+    assert (status, json.loads(text)["tenant"]) == (200, "")
+    answer = client.ask("PUT", "/tenants/alice", {"quotas": {"disk": "1MiB"}})
+    assert answer.status == 422
+    assert "is not divided among tenants" in answer.body["detail"]

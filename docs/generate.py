@@ -83,7 +83,8 @@ def plugins() -> str:
         "# Plugins",
         NOTE,
         "What comes with this repository. A built-in is part of `kvcore`; its name is reserved. `kvcore plugins list` "
-        "shows what is installed here.",
+        "shows what is installed here. From a checkout, `pip install` takes folders instead of these names: "
+        "[README](../README.md#serve-a-model).",
     ]
     for kind in GROUPS:
         parts.append(f"## {kind}")

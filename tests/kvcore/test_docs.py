@@ -1,9 +1,12 @@
 """What the documentation shows works: its files are written out, installed and run; its YAML is checked."""
 
+import ast
+import io
 import os
 import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from kvcore.plugins import Registry
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "write-a-plugin.md").read_text()
 README = (ROOT / "README.md").read_text()
+PAGES = sorted(p for w in ("*.md", "docs/*.md", "core/*.md", "plugins/*/*.md", "examples/*/*.md") for p in ROOT.glob(w))
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -160,14 +164,46 @@ def test_the_readmes_yaml_is_ten_lines_and_valid(tmp_path: Path) -> None:
 
 def test_the_readmes_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"^    make (\w+)", README, re.M):
+    found = re.findall(r"(?:^    |`)make ([a-z-]+)", README, re.M)
+    assert len(found) >= 6
+    for target in found:
         assert re.search(rf"^{target}:", makefile, re.M), target
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)
+def test_the_way_of_the_data_is_as_long_as_the_readme_says() -> None:
+    said = re.search(r"way of the data \((.*?)\)\s+is some\s+([\d,]+)\s+lines\s+of\s+code,\s+([\d,]+) with", README)
+    assert said
+    files = [f for p in re.findall(r"`(\w+)`", said[1]) for f in (ROOT / "core/src/kvcore" / p).rglob("*.py")]
+    counts = sum(len(code_lines(f.read_text())) for f in files), sum(len(f.read_text().splitlines()) for f in files)
+    assert [int(n.replace(",", "")) for n in said.groups()[1:]] == pytest.approx(counts, rel=0.1)
+
+
+def code_lines(text: str) -> set[int]:
+    """Lines that hold more than a comment or a docstring."""
+    nothing = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    tokens = [t for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type not in nothing]
+    strings = [
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    ]
+    documented = {n for node in strings for n in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    return {n for t in tokens for n in range(t.start[0], t.end[0] + 1)} - documented
+
+
+def anchors(page: str) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", page, flags=re.S | re.M), re.M)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)[^)]*\)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([\w-]+))?\)", page.read_text()):
+        there = page.parent / target if target else page
+        assert there.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(there.read_text()), f"{page.name} links to {target}#{anchor}"
 
 
 def test_every_metric_is_documented() -> None:

@@ -47,7 +47,7 @@ def get_created() -> bool:
 
 def test_every_reason_that_the_sources_give_is_documented() -> None:
     root = Path(observe.__file__).parents[1]
-    sources = "".join(f.read_text() for layer in ("control", "engine", "l2") for f in (root / layer).glob("*.py"))
+    sources = "".join(f.read_text() for layer in ("control", "engine", "l2", "service") for f in (root / layer).glob("*.py"))
 
     def given(pattern: str) -> set[str]:
         return set(re.findall(pattern, sources))
@@ -60,7 +60,8 @@ def test_every_reason_that_the_sources_give_is_documented() -> None:
     assert {"serde", "timeout"} <= failures <= outcomes | missed
     lost = given(r'(?:lost|_miss)\("(\w+)"') | given(r'_NOT_ASKED = "(\w+)"') | given(r'else "(\w+)"\)')
     assert {"l1_full", "stalled", "absent"} <= lost <= missed | outcomes
-    skipped = given(r'\("(\w+)", (?:known|no_room|last - )')
+    skipped = given(r'\("(\w+)", (?:known|no_room|last - )') | given(r'skipped(?:\[| = \{|, )"(\w+)"')
+    skipped |= given(r'Reserved\(.*\{"(\w+)"')
     assert skipped == documented("store_skipped_chunks", "reason")
     dropped = given(r'"tier_dropped".*"(\w+)"\)') | given(r'reason = (?:0, )?"(\w+)"') | given(r'= 0, "(\w+)"')
     assert {"queue_full", "failed"} <= dropped <= documented("tier_dropped", "reason")

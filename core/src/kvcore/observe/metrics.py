@@ -111,8 +111,8 @@ METRICS: dict[str, Spec] = {
         "counter",
         "Of a server: connections it has refused, by reason",
         {
-            "reason": "`protocol` (not our messages), `version` (another version's), `token`, `session` (a worker whose "
-            "engine is gone)"
+            "reason": "`protocol` (not our messages), `version` (another version's), `token`, `session` (a worker "
+            "whose engine is gone)"
         },
     ),
     "server_up": Spec("gauge", "Of an engine that uses a server: 1 while it is connected, else 0"),

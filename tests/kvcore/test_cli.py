@@ -11,9 +11,10 @@ import sys
 import pytest
 from plugin_samples import storage
 
-from kvcore.api import Finding
+from kvcore.api import Finding, PluginError
 from kvcore.cli import main
 from kvcore.cli.child import Outcome, call
+from kvcore.engine import CacheEngine
 from kvcore.plugins import known
 from kvcore.testing import dist
 
@@ -216,6 +217,43 @@ def test_config_check_of_a_capacity_that_is_the_storages_own(tmp_path, capsys):
     assert main(["config", "check", str(file), "--set", "l2=[{storage: disk, capacity: 2GiB}]", "--json"]) == 1
     [fault] = json.loads(capsys.readouterr().out)["faults"]
     assert fault == {"place": "flag l2", "path": "l2[0].capacity", "text": own.format("l2[0].storage")}
+
+
+def test_config_check_and_doctor_of_a_storage_that_cannot_list(site, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("kvcore.cli.doctor._torch", lambda: iter(()))
+    monkeypatch.setattr("kvcore.cli.doctor._engines", lambda registry: iter(()))
+    monkeypatch.setenv("KVCORE_ALLOW_PLUGINS", "kvcore-blind,kvcore-made")
+    blind = storage()
+    made = blind.replace("factory=Store", "factory=lambda config, context: Store(config, context)")
+    dist(site, "kvcore-blind", {"kvcore.storage": {"blind": "fake_blind"}}, {"fake_blind": blind})
+    dist(site, "kvcore-made", {"kvcore.storage": {"made": "fake_made"}}, {"fake_made": made})
+    text = (
+        "the storage {!r} cannot list what it holds, and this needs it: leave it out, or implement `list` in the plugin"
+    )
+    file = tmp_path / "kvcore.yaml"
+    for plugin in ("blind", "made"):  # whose class is known without making it, and one that is made by a function
+        file.write_text(
+            "l1: {size: 64MiB}\n"
+            f"l2:\n- {{storage: {{plugin: {plugin}, bucket: b}}, capacity: 1GiB}}\n"
+            f"- {{name: far, storage: {{plugin: {plugin}, bucket: b}}, ttl: 1h}}\n"
+            f"- {{name: free, storage: {{plugin: {plugin}, bucket: b}}}}\n"
+            "tenants: {alice: {far: 1MiB, l1: 1MiB}}\n"
+        )
+        faults = [
+            f"{file}:3:51: l2[0].capacity: {text.format(plugin)}",
+            f"{file}:4:57: l2[1].ttl: {text.format(plugin)}",
+            f"{file}:6:24: tenants.alice.far: {text.format(plugin)}",
+        ]
+        column = 0 if plugin == "blind" else -1
+        faults = [f.replace(":51:", f":{51 + column}:").replace(":57:", f":{57 + column}:") for f in faults]
+        assert main(["config", "check", str(file)]) == 1
+        assert capsys.readouterr().out.splitlines() == [*faults, f"{file}: 3 faults"]
+        assert main(["doctor", str(file)]) == 1
+        out = capsys.readouterr().out
+        for fault in faults:
+            assert f"error   config: {fault}" in out
+    with pytest.raises(PluginError, match=r"cannot list what it holds.*leave them out, or implement `list`"):
+        CacheEngine.open(str(file))
 
 
 def test_config_check_notes_what_has_no_effect(tmp_path, capsys):

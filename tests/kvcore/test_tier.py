@@ -28,6 +28,7 @@ from kvcore.api import (
     StorageError,
     Stored,
 )
+from kvcore.builtin.eviction_lru import LruPolicy
 from kvcore.l2 import HEADER_BYTES, Capacity, Codec, Threads, Tier, Transfer
 from kvcore.l2.breaker import FAILURES, FIRST_PAUSE_S, LONGEST_PAUSE_S, Breaker
 from kvcore.l2.threads import MAX_STUCK
@@ -891,6 +892,23 @@ def test_open_raises_and_close_does_not(caplog: pytest.LogCaptureFixture) -> Non
         assert await bench.tier.usage() is None
         await bench.tier.close()
         assert "tier t: close failed: and jammed" in [r.message for r in caplog.records if r.levelno == logging.WARNING]
+
+    run(main())
+
+
+def test_a_storage_whose_open_was_never_called_is_not_closed(caplog: pytest.LogCaptureFixture) -> None:
+    class Blind(DictStorage):
+        list = BlockingStorage.list
+
+        def close(self) -> None:
+            raise AttributeError("_db")
+
+    async def main() -> None:
+        bench = Bench(Blind(), capacity=Capacity(1 << 20, LruPolicy(None, None)))
+        with pytest.raises(StorageError, match="cannot list what it holds"):
+            await bench.tier.open()
+        await bench.tier.close()
+        assert not caplog.records
 
     run(main())
 

@@ -127,7 +127,7 @@ class Storage(StorageTraits, ABC):
         it is called again."""
 
     async def close(self) -> None:
-        """Release everything. Called once, also after a failed `open`."""
+        """Release everything. Called once, also after a failed `open`; not where `open` was never called."""
 
     @abstractmethod
     async def exists(self, keys: Sequence[ObjectKey]) -> list[bool]:
@@ -205,3 +205,10 @@ class BlockingStorage(StorageTraits, ABC):
 
     def register_memory(self, memory: memoryview) -> None:
         """See `Storage.register_memory`."""
+
+
+def can_list(made_by: Any) -> bool:
+    """Whether the storages of this class can list what they hold. True for what is no such class, such as a factory."""
+    if not (isinstance(made_by, type) and issubclass(made_by, Storage | BlockingStorage)):
+        return True
+    return made_by.list not in (Storage.list, BlockingStorage.list)

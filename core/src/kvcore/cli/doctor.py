@@ -145,6 +145,7 @@ def _engines(registry: Registry) -> Iterator[Finding]:
 
 def _configuration(registry: Registry, args: argparse.Namespace) -> Iterator[Finding]:
     from kvcore.config import InvalidConfigError
+    from kvcore.config.advice import capacities
 
     try:
         config = load_config(args.file, flags=flags(args), registry=registry)
@@ -158,6 +159,8 @@ def _configuration(registry: Registry, args: argparse.Namespace) -> Iterator[Fin
     except PluginError as e:
         yield Finding("error", "hooks", str(e), "correct the plugin, or take it out of hooks")
         return  # its wrappers are part of every tier
+    for fault in capacities(config, registry):
+        yield Finding("error", "config", str(fault), "correct it: kvcore serve and engines refuse it")
     yield from machine.l1_size(config.l1.size)
     policies = [(tier.eviction, "eviction") for tier in config.l2 if tier.capacity is not None]
     for spec, kind in ((config.l1.eviction, "eviction"), (config.keys, "keys"), *policies):

@@ -6,6 +6,7 @@ import resource
 import signal
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvcore.api import ConfigError, format_size
@@ -14,6 +15,7 @@ from kvcore.plugins import registry_from_env
 
 if TYPE_CHECKING:
     from kvcore.config import ServerConfig
+    from kvcore.config.tree import Fault
     from kvcore.service.http import HttpServer
     from kvcore.service.server import Server
 
@@ -35,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve. Prints one line when it is ready; 0 when it was asked to end."""
-    from kvcore.config import load_config
+    from kvcore.config import InvalidConfigError, load_config
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # two for each engine, beside those of the tiers
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -44,7 +46,12 @@ def run(args: argparse.Namespace) -> int:
     given = flags(args)
     if args.http is not None:
         given["server.http.listen"] = args.http
-    config = load_config(args.config, flags=given, registry=registry)
+    try:
+        config = load_config(args.config, flags=given, registry=registry)
+    except InvalidConfigError as error:
+        raise InvalidConfigError(
+            [_as_typed(f) for f in error.faults] if args.http is not None else error.faults
+        ) from None
     if config.server is None:
         raise ConfigError("server: is missing: say where to listen, such as `server: unix:///run/kvcore/kvcore.sock`")
     if len(config.server.url) > 1:
@@ -79,6 +86,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _http(server: "Server", config: "ServerConfig") -> "HttpServer":
+def _as_typed(fault: "Fault") -> "Fault":
+    """What is wrong with `--http` under the name that it was given by."""
+    return replace(fault, place="--http") if fault.place == "flag server.http.listen" else fault
+
+
     """HTTP beside the server. Raises `ConfigError`."""
     from kvcore.service.http import Node, serve_http
 

@@ -3,24 +3,31 @@
 from contextlib import suppress
 
 from kvcore.api.errors import KVCoreError
-from kvcore.config.model import OWN_CAPACITY, Config
-from kvcore.config.tree import Fault
+from kvcore.api.storage import can_list
+from kvcore.config.model import CANNOT_LIST, OWN_CAPACITY, Config
+from kvcore.config.tenants import listed_for
+from kvcore.config.tree import Fault, show
 from kvcore.plugins import Registry
 
 NO_TIER = "no l2 tier is configured: what leaves L1 is lost"
 
 
 def capacities(config: Config, registry: Registry) -> list[Fault]:
-    """Tiers with a `capacity` whose storage, once it is made, says that it keeps to one of its own. Opens nothing."""
+    """Tiers with a `capacity` (or a `ttl`, or quotas) whose storage, once it is made, says that it keeps to one of its
+    own, or cannot list what it holds. Opens nothing."""
     faults = []
     for i, tier in enumerate(config.l2):
-        if tier.capacity is None:
+        needs = [show(path) for path in listed_for(i, tier.name, tier.capacity, tier.ttl, config.tenants)]
+        if not needs:
             continue
         with suppress(KVCoreError):  # that it cannot be made here is for `kvcore doctor` to say
-            spec = tier.storage
-            if registry.create("storage", spec, registry.context(spec.where, passive=True)).evicts:
-                path = f"l2[{i}].capacity"
+            spec, path = tier.storage, f"l2[{i}].capacity"
+            made = registry.create("storage", spec, registry.context(spec.where, passive=True))
+            if made.evicts and tier.capacity is not None:
                 faults.append(Fault(str(config.sources[path]), path, OWN_CAPACITY.format(spec.where)))
+            if not can_list(type(made)):
+                text = CANNOT_LIST.format(spec.plugin)
+                faults += [Fault(str(config.sources.get(path, "")), path, text) for path in needs]
     return faults
 
 

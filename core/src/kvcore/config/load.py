@@ -8,9 +8,10 @@ from typing import Any
 
 from kvcore.api.config import PluginConfig, PluginOf
 from kvcore.api.errors import PluginError
-from kvcore.config.model import OWN_CAPACITY, Config, TierConfig
+from kvcore.api.storage import can_list
+from kvcore.config.model import CANNOT_LIST, OWN_CAPACITY, Config, TierConfig
 from kvcore.config.overlay import apply_environment, apply_flags
-from kvcore.config.tenants import quota_faults
+from kvcore.config.tenants import listed_for, quota_faults
 from kvcore.config.tree import DEFAULT, Fault, InvalidConfigError, Path, Source, Tree, show
 from kvcore.config.validate import validate
 from kvcore.config.yaml_file import read_file
@@ -111,6 +112,7 @@ class _Loader:
                 self._check_capacity(i, tier)
         self._name_tiers(data)
         self.faults += quota_faults(data, self._tree)
+        self._check_listing(data)
         self._check_hooks(data)
         config = validate(Config, data, self._tree, self.faults, context={"specs": self._specs})
         return None if self.faults else config
@@ -186,6 +188,19 @@ class _Loader:
             if getattr(factory, "evicts", False) is True:
                 path = ("l2", i, "capacity")
                 self._fault(self._tree.source(path), path, OWN_CAPACITY.format(show(("l2", i, "storage"))))
+
+    def _check_listing(self, data: dict[str, Any]) -> None:
+        """Whether storages can list what they hold, where something needs it and their classes tell."""
+        for i, tier in _entries(data.get("l2")):
+            if not isinstance(tier, dict) or type(tier.get("storage")) is not int:
+                continue
+            plugin = self._specs[tier["storage"]].plugin
+            with suppress(PluginError):  # it stands among the faults
+                if can_list(self._registry.component("storage", plugin).factory):
+                    continue
+                given = (tier.get("name"), tier.get("capacity"), tier.get("ttl"), data.get("tenants"))
+                for path in listed_for(i, *given):
+                    self._fault(self._tree.source(path), path, CANNOT_LIST.format(plugin))
 
     def _check_hooks(self, data: dict[str, Any]) -> None:
         seen: set[str] = set()

@@ -39,6 +39,10 @@ MIN_L1_BYTES = 1 << 20
 MAX_CHUNK_TOKENS = 1 << 20
 OWN_CAPACITY = "the storage keeps to a capacity of its own, see the options of {}: leave this one out"
 """What is wrong with a tier's `capacity`; `{}` is the storage's path."""
+CANNOT_LIST = (
+    "the storage {!r} cannot list what it holds, and this needs it: leave it out, or implement `list` in the plugin"
+)
+"""What is wrong with a tier's `capacity`, `ttl` or quotas; `{}` is the storage's plugin."""
 
 
 def _auto_size(value: Any) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvcore.api.units import brief, format_size, parse_size
-from kvcore.config.tree import Fault, Tree, show
+from kvcore.config.tree import Fault, Path, Tree, show
 from kvcore.plugins.registry import nearest
 
 MAX_NAME = 256
@@ -46,6 +46,16 @@ def _faults(data: Mapping[str, Any], tree: Tree) -> Iterator[Fault]:
                 what = "l1.size" if place == "l1" else "the tier's capacity"
                 text = f"{brief(quota)} is more than {what}, {format_size(size)}: write at most that"
                 yield Fault(str(tree.source(path)), show(path), text)
+
+
+def listed_for(i: int, name: object, capacity: object, ttl: object, tenants: object) -> list[Path]:
+    """Where stands what the tier `l2[i]` of this name must know its objects for: capacity, time to live, quotas."""
+    paths: list[Path] = [("l2", i, key) for key, value in (("capacity", capacity), ("ttl", ttl)) if value is not None]
+    if isinstance(tenants, Mapping) and isinstance(name, str):
+        paths += [
+            ("tenants", str(t), name) for t, quotas in tenants.items() if isinstance(quotas, Mapping) and name in quotas
+        ]
+    return paths
 
 
 def _bytes(value: Any) -> int | None:

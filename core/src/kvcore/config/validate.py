@@ -9,7 +9,7 @@ from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 
 from kvcore.api.units import brief
 from kvcore.config.overlay import OTHER_VARIABLES, PREFIX
-from kvcore.config.tree import NO_TEXT, Fault, Path, Tree, show
+from kvcore.config.tree import NO_TEXT, Fault, Path, Source, Tree, show
 from kvcore.plugins.registry import PluginSpec, nearest
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -104,6 +104,8 @@ def _faults(error: ValidationError, model: type[BaseModel], data: Any, prefix: P
         # Of a union's members, those that got furthest say the most.
         texts = list(dict.fromkeys(_text(e, model, path, full, tree) for e in errors))
         source = tree.source(full)
+        if errors[0]["type"] == "value_error":  # of a mapping: what overrides the file is what was last written
+            source = _overriding(tree, full) or source
         extra = errors[0]["type"] == "extra_forbidden"
         given = "" if errors[0]["type"] == "missing" else _given(data, model, path)
         text = " or ".join(texts)
@@ -113,6 +115,12 @@ def _faults(error: ValidationError, model: type[BaseModel], data: Any, prefix: P
             text += f", given {given}"
         found.append(Fault(source.at_key() if extra else str(source), show(full), text))
     return found
+
+
+def _overriding(tree: Tree, path: Path) -> Source | None:
+    """A flag, or else a variable, that has set something below `path`."""
+    below = [s for p, s in tree.sources.items() if p[: len(path)] == path and len(p) > len(path)]
+    return next((s for kind in ("flag", "environment") for s in below if s.kind == kind), None)
 
 
 def _text(error: Any, model: type[BaseModel], path: Path, full: Path, tree: Tree) -> str:
@@ -125,6 +133,10 @@ def _text(error: Any, model: type[BaseModel], path: Path, full: Path, tree: Tree
         return text.replace(secret, "***") if _secret(model, path) and isinstance(secret, str) and secret else text
     if kind == "json_invalid":  # a key; values are looked at where they are read
         return f"holds a name that is {NO_TEXT}"
+    if kind in ("too_short", "too_long") and _secret(model, path):
+        least, most = ctx.get("min_length"), ctx.get("max_length")
+        wanted = f"at least {least}" if kind == "too_short" else f"at most {most}"
+        return f"must have {wanted} characters, not {ctx['actual_length']}"
     if kind == "too_long":
         return f"has {ctx['actual_length']} entries, at most {ctx['max_length']} are possible"
     if kind in ("literal_error", "enum"):

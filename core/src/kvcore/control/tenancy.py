@@ -7,7 +7,7 @@ from kvcore.api import ConfigError, EvictionPolicy, ObjectLayout, format_size
 from kvcore.config.tenants import DEFAULT_TENANT
 from kvcore.control.loop import LoopThread
 from kvcore.l1 import L1, ObjectSpace
-from kvcore.l2 import Tier
+from kvcore.l2 import Capacity, Tier
 from kvcore.observe import Metrics
 from kvcore.tenants import Division, Usage
 
@@ -92,12 +92,29 @@ class Tenancy:
                 found.setdefault(tenant, {})[place] = usage
         return found
 
-    def set_quota(self, tenant: str, place: str, nbytes: int | None) -> None:
-        """Give a tenant so many bytes of a place from now on; None: as much as those without a quota of their own.
+    def defaults(self) -> dict[str, Usage]:
+        """Place -> what each tenant without a quota of its own has there, and what they hold together.
+
+        Raises `TimeoutError` as `usage` does.
+        """
+        return self._loop.submit(self._asked_defaults()).result(ANSWER_S)
+
+    def set_quotas(self, tenant: str, quotas: Mapping[str, int | None]) -> None:
+        """Give a tenant so many bytes of each place from now on; None: as much as those without a quota of their own.
 
         `default` is what those have; None there: what the others leave. Raises `ConfigError` for a place that is not
-        there, is not divided, or is smaller.
+        there, is not divided, or is smaller; then nothing has changed.
         """
+        accounts = {place: self._divided(place, nbytes) for place, nbytes in quotas.items()}
+        own = None if tenant == DEFAULT_TENANT else tenant
+        for place, account in accounts.items():
+            if account is None:
+                self._l1.set_quota(own, quotas[place])
+            else:
+                self._loop.post(account.set_quota, own, quotas[place])
+
+    def _divided(self, place: str, nbytes: int | None) -> Capacity | None:
+        """The account of a tier in which a quota of `nbytes` is possible; None: L1. Raises `ConfigError`."""
         tiers = {t.name: t for t in list(self._tiers)}
         account = tiers[place].account if place in tiers else None
         if place != "l1" and place not in tiers:
@@ -111,11 +128,7 @@ class Tenancy:
         size = self._l1.arena.size if account is None else account.limit
         if nbytes is not None and not 0 <= nbytes <= (math.inf if size is None else size):
             raise ConfigError(f"a quota of {nbytes} bytes does not fit {place}, which has {format_size(size or 0)}")
-        own = None if tenant == DEFAULT_TENANT else tenant
-        if account is None:
-            self._l1.set_quota(own, nbytes)
-        else:
-            self._loop.post(account.set_quota, own, nbytes)
+        return account
 
     def refresh(self, metrics: Metrics) -> None:
         """Bring the tenants' metrics up to date: a series for each named tenant, and one for all others together. On
@@ -136,6 +149,13 @@ class Tenancy:
 
     async def _asked(self) -> list[tuple[str, dict[str, Usage]]]:
         return self._places()
+
+    async def _asked_defaults(self) -> dict[str, Usage]:
+        places = [
+            ("l1", self._l1.others()),
+            *((t.name, t.account.others()) for t in self._tiers if t.account is not None),
+        ]
+        return {place: usage for place, usage in places if usage is not None}
 
     def _bind(self, tiers: Sequence[Tier], namespace: bytes, tenant: str) -> None:
         for tier in tiers:

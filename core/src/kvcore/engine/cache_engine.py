@@ -316,13 +316,22 @@ class CacheEngine:
         divided, or is smaller.
         """
         if not self.manager.closed:
-            self.manager.tenancy.set_quota(tenant, place, nbytes)
+            self.manager.tenancy.set_quotas(tenant, quotas)
+    def tenant_defaults(self) -> dict[str, Usage]:
+        """Place -> the quota and share of each tenant without a quota of its own, and what all of those hold together.
+        Otherwise as `tenants`."""
+        return {} if self.manager.closed else self.manager.tenancy.defaults()
+
 
     def metrics_text(self) -> str:
         """All metrics in the Prometheus text format."""
         return self.metrics.text()
 
     def stats(self) -> dict[str, float]:
+        self.set_quotas(tenant, {place: nbytes})
+
+    def set_quotas(self, tenant: str, quotas: Mapping[str, int | None]) -> None:
+        """The same for several places: all of them change, or, with the error, none."""
         """All metrics as a flat dict, histogram buckets aside."""
         return self.metrics.values()
 

@@ -117,6 +117,11 @@ class Table:
         with self._lock:
             return {} if self._shares is None else self._shares.usage()
 
+    def others(self) -> Usage | None:
+        """See `Shares.others`; None when L1 is not divided."""
+        with self._lock:
+            return None if self._shares is None else self._shares.others()
+
     @property
     def divided(self) -> bool:
         """Tenants have quotas."""

@@ -29,6 +29,7 @@ class Calls:
         self._threads: Threads | None = None
         if isinstance(storage, BlockingStorage):
             self._threads = Threads(f"kvcore-{name}", max(1, storage.preferred_concurrency))
+        self._used = False
         self._hung: dict[asyncio.Future[Any], float] = {}
 
     @property
@@ -47,8 +48,10 @@ class Calls:
         await self._call(self.storage.open, timeout_s=max(OPEN_S, self._timeout_s))
 
     async def close(self) -> None:
+        """Close the storage, unless nothing of it was ever called, not even `open`."""
         try:
-            await self._call(self.storage.close)
+            if self._used:
+                await self._call(self.storage.close)
         finally:
             if self._threads is not None:
                 self._threads.close()
@@ -85,6 +88,7 @@ class Calls:
         await self._call(self.storage.ping)
 
     async def _call(self, method: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> Any:
+        self._used = True
         name = getattr(method, "__name__", "a call").strip("_")
         limit = self._timeout_s if timeout_s is None else timeout_s
         what = f"{self._name}: {name}"

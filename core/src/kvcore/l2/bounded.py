@@ -19,6 +19,7 @@ from kvcore.api import (
     StoreOutcome,
     Usage,
 )
+from kvcore.api.storage import can_list
 from kvcore.l2.blocking import Calls
 from kvcore.l2.capacity import Capacity
 from kvcore.observe import logger
@@ -61,8 +62,11 @@ class BoundedCalls(Calls):
     async def open(self) -> None:
         if self.storage.evicts and self._capacity.limit is not None:
             raise StorageError("it keeps to a capacity of its own: set `storage.capacity`, not the tier's `capacity`")
-        if type(self.storage).list in (Storage.list, BlockingStorage.list):
-            raise StorageError("it cannot list what it holds, so the tier cannot keep a `capacity`, a quota or a `ttl`")
+        if not can_list(type(self.storage)):
+            raise StorageError(
+                "it cannot list what it holds, so the tier cannot keep a `capacity`, a quota or a `ttl`: leave them "
+                "out, or implement `list` in the plugin"
+            )
         await super().open()
         self._counting = asyncio.create_task(self._count())
 

@@ -55,11 +55,14 @@ class Capacity:
     # -- what is there -----------------------------------------------------------------------------------------------
 
     def add(self, entries: Iterable[Entry], stored: bool = False) -> None:
-        """Objects that the storage holds; `stored`: as of now."""
+        """Objects that the storage holds; `stored`: as of now, so their tenants use it."""
         new: dict[bytes, dict[ObjectKey, int]] = {}
+        written: set[bytes] = set()
         for entry in entries:
             if not _sound(entry):
                 continue
+            if stored:
+                written.add(entry.key.namespace)
             known = self._size(entry.key) is not None
             if not known:
                 new.setdefault(entry.key.namespace, {})[entry.key] = entry.nbytes
@@ -73,12 +76,13 @@ class Capacity:
             space.sizes.update(sizes)
             space.account.policy.insert(list(sizes), list(sizes.values()))
             self._count(space.account, sum(sizes.values()))
+        for namespace in written:
+            self._seen(self._account(namespace))
 
     def touch(self, keys: Sequence[ObjectKey]) -> None:
         """Objects that were used."""
         for space, some in self._by_space(keys):
-            if self._shares is not None and space.account is not self._nobody:
-                self._shares.seen(space.account)
+            self._seen(space.account)
             space.account.policy.touch(some)
 
     def remove(self, keys: Iterable[ObjectKey]) -> None:
@@ -196,6 +200,10 @@ class Capacity:
         """Each tenant's part; empty when the tier is not divided."""
         return {} if self._shares is None else self._shares.usage()
 
+    def others(self) -> Usage | None:
+        """See `Shares.others`; None when the tier is not divided."""
+        return None if self._shares is None else self._shares.others()
+
     def set_quota(self, tenant: str | None, nbytes: int | None) -> None:
         """See `Shares.set_quota`. Nothing for a tier that is not divided."""
         if self._shares is not None:
@@ -229,6 +237,10 @@ class Capacity:
     def _account(self, namespace: bytes) -> "_Account":
         space = self._spaces.get(namespace)
         return self._nobody if space is None else space.account
+
+    def _seen(self, account: "_Account") -> None:
+        if self._shares is not None and account is not self._nobody:
+            self._shares.seen(account)
 
     def _size(self, key: ObjectKey) -> int | None:
         space = self._spaces.get(key.namespace)

@@ -230,6 +230,14 @@ class Shares(Generic[A]):
             for tenant, account in self.accounts.items()
         }
 
+    def others(self) -> Usage:
+        """What tenants without a quota of their own have, for people: `used` and `pinned` of all of them together, and
+        the quota and the share that each has."""
+        self._retire()
+        used = sum(account.used for account in self.accounts.values() if account.quota is None)
+        quota = self._rest if self.default is None else self.default
+        return Usage(used, self._others_pinned, quota, self._share_of_others(None))
+
     # -- the table ---------------------------------------------------------------------------------------------------
 
     def _scale(self) -> None:

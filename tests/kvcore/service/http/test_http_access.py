@@ -13,6 +13,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from pydantic import ValidationError
 
 from kvcore.api import ConfigError
+from kvcore.cli import main
 from kvcore.config import HttpConfig, load_config
 from kvcore.plugins import Registry
 from kvcore.service.http import runner
@@ -261,3 +262,19 @@ def test_its_configuration_in_short_and_in_long_with_the_token_from_the_environm
     flags = {"server.http.listen": "0.0.0.0:1"}
     with pytest.raises(ConfigError, match=r"server\.http: 0\.0\.0\.0:1 can be reached from elsewhere: set a `token`"):
         load_config(path, env={}, flags=flags, registry=Registry())
+
+
+def test_a_flag_that_is_wrong_is_named_as_it_was_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "kvcore.yaml"
+    path.write_text(f"l2: []\nserver: {{url: unix://{tmp_path}/x.sock, http: 127.0.0.1:7601}}\n")
+    for address, text in [
+        ("0.0.0.0:7691", "--http: server.http: 0.0.0.0:7691 can be reached from elsewhere: set a `token`, or listen"),
+        ("here", "--http: server.http.listen: 'here' is no address for HTTP"),
+    ]:
+        assert main(["serve", "--config", str(path), "--http", address]) == 1
+        assert text in capsys.readouterr().err
+    path.write_text("server: {url: tcp://127.0.0.1:7600, token: abc}\n")
+    with pytest.raises(
+        ConfigError, match=r"server\.token: must have at least 16 characters, not 3, given a hidden value"
+    ):
+        load_config(path, env={}, registry=Registry())

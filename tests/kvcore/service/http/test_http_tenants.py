@@ -4,10 +4,18 @@ from typing import Any
 
 import pytest
 
+from kvcore.api import Entry, ObjectKey
+from kvcore.builtin.eviction_lru import LruPolicy
+from kvcore.l2 import Capacity
+from kvcore.tenants import Division
 from kvcore.testing.chunks import hashes, put, spec
 
 DIVIDED = "l1: {size: 8MiB}\ntenants: {alice: {l1: 2MiB}, default: {l1: 1MiB}}"
 NEAR = "[{name: near, storage: {plugin: faulty, storage: memory}}]"
+
+
+def lru() -> LruPolicy:
+    return LruPolicy(None, None)
 
 
 def places(answer: Any, tenant: str) -> dict[str, dict[str, Any]]:
@@ -55,6 +63,46 @@ def test_quotas_that_are_refused(serve: Any, quotas: dict[str, Any], text: str) 
     assert answer.status == 422
     assert text in answer.body["detail"]
     assert places(client.get("/tenants"), "alice")["l1"]["quota"] == 2 << 20
+
+
+def test_quotas_change_all_together_or_not_at_all(serve: Any) -> None:
+    _, client = serve(NEAR, DIVIDED)
+    for quotas in ({"l1": "1MiB", "near": "1MiB"}, {"near": "1MiB", "l1": "1MiB"}, {"l1": "1MiB", "nowhere": None}):
+        assert client.ask("PUT", "/tenants/alice", {"quotas": quotas}).status == 422
+        assert places(client.get("/tenants"), "alice")["l1"]["quota"] == 2 << 20
+
+
+def test_the_default_is_shown_and_changes(serve: Any) -> None:
+    two = "[{storage: memory, capacity: 4MiB}]"
+    engine, client = serve(two, "l1: {size: 8MiB}\ntenants: {alice: {l1: 2MiB}, default: {l1: 1MiB, memory: 3MiB}}")
+    shown = places(client.get("/tenants?tenant=default"), "default")
+    assert {place: (p["used"], p["quota"]) for place, p in shown.items()} == {
+        "l1": (0, 1 << 20),
+        "memory": (0, 3 << 20),
+    }
+    carol = engine.register(spec(), "carol")
+    put(engine, carol, hashes(2))
+    answer = client.ask("PUT", "/tenants/default", {"quotas": {"l1": "2MiB", "memory": None}})
+    assert (answer.status, answer.body["tenant"]) == (200, "default")
+    shown = {p["place"]: p for p in answer.body["places"]}
+    assert (shown["l1"]["quota"], shown["l1"]["share"], shown["memory"]["quota"]) == (2 << 20, 2 << 20, 4 << 20)
+    assert shown["l1"]["used"] == 2 * carol.groups[0].nbytes  # of all without a quota of their own
+    assert places(client.get("/tenants"), "default")["l1"] == shown["l1"]
+
+
+def test_writing_alone_is_using_a_tier() -> None:
+    now = 1000.0
+    tier = Capacity(1000, lru(), division=Division({}, 500, lru))
+    assert tier._shares is not None
+    tier._shares._clock = lambda: now
+    names = {tenant: tenant.encode().ljust(16) for tenant in "wr"}
+    for tenant, namespace in names.items():
+        tier.bind(namespace, tenant)
+    for i in range(3):
+        now += 40
+        tier.add([Entry(ObjectKey(names["w"], bytes([i]) * 32), 10)], stored=True)
+        tier.add([Entry(ObjectKey(names["r"], bytes([i]) * 32), 10)])  # listed, which is nobody's use
+    assert {tenant: usage.share for tenant, usage in tier.tenants().items()} == {"w": 500, "r": 0}
 
 
 def test_nobody_has_a_quota(serve: Any) -> None:

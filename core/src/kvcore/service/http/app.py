@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from kvcore import __version__
 from kvcore.api import GROUPS, ObjectKey
+from kvcore.config.tenants import DEFAULT_TENANT
 from kvcore.control.tiers import NoSuchTier, TierConflict
 from kvcore.engine import CacheEngine
 from kvcore.l2 import Threads, Tier
@@ -175,7 +176,7 @@ class Api:
 
     async def tenants(self, call: Call) -> m.TenantsModel:
         query: m.TenantsQuery = call.query
-        found = await self._work(self._engine.tenants)
+        found = await self._work(self._tenants)
         if query.tenant is not None:
             found = {t: places for t, places in found.items() if t == query.tenant}
         most = heapq.nlargest(query.limit, found, key=lambda t: max(u.used for u in found[t].values()))
@@ -183,9 +184,12 @@ class Api:
 
     async def set_quotas(self, call: Call) -> m.TenantModel:
         name, quotas = call.path["name"], call.body.quotas
-        for place, nbytes in quotas.items():
-            await self._work(partial(self._engine.set_quota, name, place, nbytes))
-        return _tenant(name, (await self._work(self._engine.tenants)).get(name, {}))
+        await self._work(partial(self._engine.set_quotas, name, quotas))
+        return _tenant(name, (await self._work(self._tenants)).get(name, {}))
+
+    def _tenants(self) -> dict[str, dict[str, Usage]]:
+        defaults = self._engine.tenant_defaults()
+        return self._engine.tenants() | ({DEFAULT_TENANT: defaults} if defaults else {})
 
     # -- tiers -------------------------------------------------------------------------------------------------------
 

@@ -295,7 +295,8 @@ class TenantModel(Model):
     """One tenant."""
 
     tenant: str
-    """Empty: those who said none."""
+    """Empty: those who said none. `default`: all without a quota of their own; what they hold is theirs together, quota
+    and share are what each of them has."""
     places: list[TenantPlaceModel]
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import sys
+import time
 from typing import Any
 
 from served import back, blocks, contents, hashes, spec
@@ -112,6 +113,22 @@ def forked(config: str) -> None:
     in_child = json.loads(os.read(reader, 1000))
     say({"child": in_child, "pid": pid, "before": before, "after": contents(engine, space, hashes(2))})
     os._exit(0)
+
+
+def forked_while_connecting(config: str) -> None:
+    """Has a child process that was forked before the server, which is frozen, has answered; then stores half."""
+    engine = open_engine(config, flags={"server.timeout": "5s"}, name="child")
+    space = engine.register(spec())
+    time.sleep(0.5)  # it is connected, and has said who it is
+    pid = os.fork()
+    if pid == 0:
+        os.close(1)
+        time.sleep(60)
+        os._exit(0)
+    say(pid)
+    back(engine)
+    say(len(engine.reserve(space, hashes(), 0, 8, blocks(space, 8)).copies))
+    heard()
 
 
 def squatting(path: str) -> None:

@@ -1,4 +1,4 @@
-"""`kvcore serve`: one cache for all engines of this machine, until SIGTERM or Ctrl-C."""
+"""`kvcore serve`: one cache for all engines of this machine, until SIGTERM, SIGHUP or Ctrl-C."""
 
 import argparse
 import logging
@@ -66,8 +66,9 @@ def run(args: argparse.Namespace) -> int:
         engine = CacheEngine.of(config, registry, name="server")
         try:
             server = Server(engine, listeners, token)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: server.stop())
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                    signal.signal(number, lambda *_: server.stop())
             http = _http(server, config.server) if config.server.http is not None else None
             size = format_size(engine.l1.arena.size)
             where = " and ".join([*map(str, config.server.url), *([http.url] if http is not None else [])])
@@ -85,12 +86,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _http(server: "Server", config: "ServerConfig") -> "HttpServer":
 def _as_typed(fault: "Fault") -> "Fault":
     """What is wrong with `--http` under the name that it was given by."""
     return replace(fault, place="--http") if fault.place == "flag server.http.listen" else fault
 
 
+def _http(server: "Server", config: "ServerConfig") -> "HttpServer":
     """HTTP beside the server. Raises `ConfigError`."""
     from kvcore.service.http import Node, serve_http
 

@@ -1,11 +1,11 @@
 """Sockets at an address: a server's, which only one process can have, and a client's."""
 
-import contextlib
 import errno
 import fcntl
 import os
 import socket
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +20,8 @@ PROBE_S = 1.0
 
 class Listener:
     """A listening socket. For a Unix socket also a lock beside it (`PATH.lock`), held for as long as the process lives:
-    with it a socket that nobody accepts on is certain to be a dead server's, and is replaced.
+    with it a socket that nobody accepts on is certain to be a dead server's, and is replaced. What stands there and is
+    another's stays.
 
     Raises `ServiceError`.
     """
@@ -28,6 +29,7 @@ class Listener:
     def __init__(self, address: Address) -> None:
         self.address = address
         self._lock: int | None = None
+        self._place: tuple[int, int] | None = None
         try:
             self.socket = self._unix(address.path) if address.path else self._tcp(address.port)
         except OSError as error:
@@ -42,17 +44,40 @@ class Listener:
         """Accept nobody any more. Idempotent."""
         if not hasattr(self, "socket") or self.socket.fileno() < 0:
             return
-        if self.address.path:
+        if self.address.path and not self.lost:
             with suppress(OSError):
                 os.unlink(self.address.path)
         self.socket.close()
+
+    @property
+    def lost(self) -> bool:
+        """Nobody finds this socket any more: its file has been removed, as cleaners of `/tmp` do."""
+        return bool(self.address.path) and _place(self.address.path) != self._place
+
+    def restore(self) -> None:
+        """Listen in the same place again, once it is lost. Raises `ServiceError` when another is there by now."""
+        try:
+            if not _same_file(self._lock, f"{self.address.path}.lock"):
+                Path(self.address.path).parent.mkdir(0o700, parents=True, exist_ok=True)
+                lock = _locked(self.address.path)
+                if self._lock is not None:
+                    os.close(self._lock)
+                self._lock = lock
+            made = self._bound(self.address.path)
+        except OSError as error:
+            raise ServiceError(f"cannot listen on {self.address}: {error.strerror or error}") from error
+        made.setblocking(False)
+        self.socket.close()
+        self.socket = made
 
     def close(self) -> None:
         """Leave the address to others. Idempotent."""
         self.stop()
         if self._lock is not None:
+            path = f"{self.address.path}.lock"
             with suppress(OSError):
-                os.unlink(f"{self.address.path}.lock")
+                if _same_file(self._lock, path):
+                    os.unlink(path)
             os.close(self._lock)
             self._lock = None
 
@@ -61,11 +86,16 @@ class Listener:
         with suppress(FileExistsError):
             folder.mkdir(0o700, parents=True)
         self._lock = _locked(path)
+        return self._bound(path)
+
+    def _bound(self, path: str) -> socket.socket:
+        """Under the lock."""
         _remove_stale(path)
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             os.fchmod(made.fileno(), 0o600)  # before it has a name: at no moment may others connect
             made.bind(path)
+            self._place = _place(path)
             made.listen(BACKLOG)
         except OSError:
             made.close()
@@ -98,10 +128,26 @@ def _locked(path: str) -> int:
             raise ServiceError(
                 f"another server is running on unix://{path}, or just ending: stop it, or give another path in `server`"
             ) from None
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(lock), os.stat(f"{path}.lock")):
-                return lock
+        if _same_file(lock, f"{path}.lock"):
+            return lock
         os.close(lock)  # the server before has just removed it
+
+
+def _same_file(fd: int | None, path: str) -> bool:
+    """Whether this is what stands at the path."""
+    try:
+        return fd is not None and os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _place(path: str) -> tuple[int, int] | None:
+    """What stands at the path; None: nothing."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _remove_stale(path: str) -> None:
@@ -123,10 +169,16 @@ def _remove_stale(path: str) -> None:
     raise ServiceError(f"another program listens on unix://{path}: stop it, or give another path in `server`")
 
 
-def connect(address: Address, timeout_s: float) -> socket.socket:
-    """A blocking socket connected to a server. Raises `OSError`."""
+def connect(address: Address, timeout_s: float, begun: Callable[[socket.socket], None] | None = None) -> socket.socket:
+    """A blocking socket connected to a server. Raises `OSError`.
+
+    Args:
+        begun: told of the socket before it connects.
+    """
     made = socket.socket(socket.AF_UNIX if address.path else socket.AF_INET, socket.SOCK_STREAM)
     try:
+        if begun is not None:
+            begun(made)
         made.settimeout(timeout_s)
         made.connect(address.path or ("127.0.0.1", address.port))
         check_owner(made)

@@ -68,7 +68,10 @@ class Connection:
         if self.socket.fileno() >= 0:
             self._watch.unregister(self.fd)
             self.socket.close()
-            self.on_close()
+            self.frames = Frames(0)
+            self._unsent.clear()
+            on_close, self.on_close, self.on_message = self.on_close, _nothing, _ignored
+            on_close()  # both led back to us: without them nothing waits for the garbage collector
 
     def _send(self, data: memoryview) -> None:
         sent = 0 if self._unsent else self._try(data)
@@ -90,6 +93,10 @@ class Connection:
 
 def _nobody(message: memoryview) -> None:
     raise AssertionError("a connection without a reader")
+
+
+def _ignored(message: memoryview) -> None:
+    pass
 
 
 def _nothing() -> None:

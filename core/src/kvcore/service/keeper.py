@@ -5,6 +5,7 @@ import select
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -46,9 +47,12 @@ class Keeper:
         self._adopt = adopt
         self._absent = absent
         self._closing = False
+        self._socket: socket.socket | None = None
+        """From before it is connected to the end of its link: the child of a fork must not keep it open."""
         self._log = Throttle()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="kvcore-link", daemon=True)
+        _keepers.add(self)
         self._thread.start()
 
     def close(self) -> None:
@@ -90,7 +94,7 @@ class Keeper:
 
     def _connect(self) -> Link | None:
         """None when we are closing. Waits for a server that accepts and says nothing: it is frozen, and may thaw."""
-        made = connect(self._address, CONNECT_S)
+        made = connect(self._address, CONNECT_S, self._made)
         try:
             made.sendall(wire.frame(self._hello))
             frames = wire.Frames(wire.MAX_WELCOME)
@@ -111,6 +115,26 @@ class Keeper:
             made.close()
             raise
 
+    def _made(self, made: socket.socket) -> None:
+        self._socket = made
+
+    def _forked(self) -> None:
+        """In the child of a fork: the connection is the parent's, and ends with it."""
+        if self._socket is not None:
+            with suppress(OSError):
+                os.close(self._socket.detach())
+
     def _sleep(self, seconds: float) -> None:
         with suppress(OSError):
             select.select([self._wake], [], [], seconds)
+
+
+_keepers: "weakref.WeakSet[Keeper]" = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for keeper in list(_keepers):
+        keeper._forked()
+
+
+os.register_at_fork(after_in_child=_forked)

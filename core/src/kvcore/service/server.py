@@ -1,7 +1,7 @@
 """The server: one thread that serves all clients of a `CacheEngine`.
 
 No byte of KV passes through it: clients are answered with plans, and their workers map the arena. Every request is
-answered at once, and nothing is done while nobody asks.
+answered at once. While nobody asks, nothing is done but to look whether the socket's file is still there.
 """
 
 import os
@@ -16,6 +16,7 @@ from select import EPOLLIN, EPOLLOUT, epoll
 from typing import Any
 
 from kvcore import __version__
+from kvcore.api import ServiceError
 from kvcore.engine import CacheEngine
 from kvcore.observe import Throttle, logger
 from kvcore.service import wire
@@ -27,6 +28,8 @@ GREETING_S = 5.0
 """How long a connection may take to say who it is."""
 STALLED_S = 0.5
 """How often lookups that tiers are asked for are looked after."""
+WATCH_S = 2.0
+"""How often is looked whether our socket's file is still there."""
 NO_ROOM_S = 0.5
 """How long nobody is accepted after the process has run out of files."""
 MAX_CONNECTIONS = 4096
@@ -57,10 +60,10 @@ class Server:
         self._accept_again: float | None = None
         self._log = Throttle()
         self._listeners = tuple(listeners)
+        self._files = [listener for listener in listeners if listener.address.path]
+        self._look_at = time.monotonic() + WATCH_S
         for listener in self._listeners:
-            fd = listener.socket.fileno()
-            self._epoll.register(fd, EPOLLIN)
-            self._handlers[fd] = partial(self._accept, listener)
+            self._listen(listener)
 
     def run(self) -> None:
         """Serve until `stop`."""
@@ -74,7 +77,7 @@ class Server:
                 self._guarded(connection, call)
             while self._posted:
                 self._posted.popleft()()
-            if self._strangers or self._searching or self._accept_again is not None:
+            if self._files or self._strangers or self._searching or self._accept_again is not None:
                 self._tick(time.monotonic())
 
     def post(self, call: Callable[[], None]) -> None:
@@ -108,6 +111,31 @@ class Server:
             "addresses": [str(a) for a in self.addresses],
             "sessions": [s.status() for s in list(self._sessions.values())],
         }
+
+    # -- listening -----------------------------------------------------------------------------------------------------
+
+    def _listen(self, listener: Listener) -> None:
+        fd = listener.socket.fileno()
+        self._epoll.register(fd, 0 if self._accept_again is not None else EPOLLIN)
+        self._handlers[fd] = partial(self._accept, listener)
+
+    def _watch(self, listener: Listener) -> None:
+        """Listen again where somebody has removed our socket's file: nobody finds us without it."""
+        if not listener.lost:
+            return
+        fd = listener.socket.fileno()
+        try:
+            listener.restore()
+        except ServiceError as error:
+            text = f"engines do not find this server any more, the file of its socket was removed: {error}"
+            self._log.warning("lost", text)
+            return
+        self._handlers.pop(fd, None)  # closed, and so out of the epoll
+        self._listen(listener)
+        logger.warning(
+            "the file of the socket of %s had been removed, and is there again: keep cleaners of temporary files away "
+            "from it, or put it into another folder", listener.address,
+        )  # fmt: skip
 
     # -- connections -------------------------------------------------------------------------------------------------
 
@@ -208,6 +236,7 @@ class Server:
     def _session_closed(self, connection: Connection, session: Session) -> None:
         self._closed(connection)
         self._sessions.pop(session.token, None)
+        self._searching.discard(session)
         session.end()
         self.engine.metrics.set("sessions", len(self._sessions))
         logger.info("%s (process %d) is gone", session.name or "a client", session.pid)
@@ -252,7 +281,8 @@ class Server:
 
     def _timeout(self) -> float:
         """Seconds until there is something to do unasked; -1 for ever."""
-        due = [t for t in (next(iter(self._strangers.values()), None), self._accept_again) if t is not None]
+        times = (next(iter(self._strangers.values()), None), self._accept_again, self._look_at if self._files else None)
+        due = [t for t in times if t is not None]
         seconds = [max(0.0, min(due) - time.monotonic())] if due else []
         if self._searching:
             seconds.append(STALLED_S)
@@ -263,6 +293,10 @@ class Server:
             next(iter(self._strangers)).close()
         if self._accept_again is not None and self._accept_again <= now:
             self._pause(False)
+        if self._look_at <= now:
+            self._look_at = now + WATCH_S
+            for listener in self._files:
+                self._watch(listener)
         for session in list(self._searching):
             session.give_up()
             if not session.waiting:

@@ -65,26 +65,11 @@ class Session:
         self._plans: dict[int, None] = {}
         self._namespaces: set[bytes] = set()
         self._box: Box | None = None
-        self._handlers: dict[type, Callable[[Any], None]] = {
-            wire.Find: self._find,
-            wire.Hold: self._hold,
-            wire.Use: self._use,
-            wire.Release: self._release,
-            wire.Reserve: self._reserve,
-            wire.Publish: self._publish,
-            wire.Prefilled: self._prefilled,
-            wire.Register: self._register,
-            wire.Forget: self._forget,
-            wire.Clear: self._clear,
-            wire.Drain: self._drain,
-            wire.News: self._news,
-            wire.Ping: self._ping,
-        }
 
     def handle(self, body: memoryview) -> None:
         """One message. Raises `ProtocolError` when it is none, or about what does not exist."""
         message = wire.decode_request(body)
-        self._handlers[type(message)](message)
+        _HANDLERS[type(message)](self, message)
 
     def end(self) -> None:
         """The client is gone."""
@@ -131,6 +116,7 @@ class Session:
             raise wire.ProtocolError(f"more than {MAX_SPACES} spaces")
         try:
             spaces.check(message.spec)
+            spaces.resolve_chunk_tokens(message.spec, message.chunk_tokens, 0)
             space = self._engine.admit(
                 message.spec, message.tenant, message.chunk_tokens, message.key_scheme, message.salt
             )

@@ -1,0 +1,159 @@
+"""What must not outlive its end: a forked engine's connection, a session's memory; and a socket whose file is removed
+while its server lives."""
+
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from served import CONFIG, Child, back, connected, contents, engine_of, hashes, nothing_held, put, spec, until
+
+from kvcore import __version__
+from kvcore.api import ServiceError
+from kvcore.config import Address
+from kvcore.engine import CacheEngine
+from kvcore.service import wire
+from kvcore.service.address import Listener
+from kvcore.service.server import Server
+from kvcore.service.session import Session
+from kvcore.testing.servers import free_port
+from kvcore.testing.servers.kvcore import KVCoreServer
+
+
+def test_a_fork_before_the_server_answers_keeps_nothing_alive(server: KVCoreServer) -> None:
+    """The engine's socket was already connected: without the parent its session ends, whatever the child does."""
+    server.freeze()
+    with Child("forked_while_connecting", str(server.config)) as child:
+        pid = child.heard()
+        try:
+            server.thaw()
+            assert child.heard() == 8
+            assert server.metrics()["kvcore_sessions"] == 1
+            child.end()
+            until(lambda: nothing_held(server), "its session has ended")
+            os.kill(pid, 0)  # while its child lives
+            engine, space = connected(server)
+            assert put(engine, space, hashes()) == 8
+            engine.close()
+        finally:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_socket_whose_file_is_removed_is_there_again(server: KVCoreServer) -> None:
+    """And nobody else gets its place in between."""
+    engine, space = connected(server)
+    put(engine, space, hashes())
+    server.socket.unlink()
+    until(server.socket.exists, "the socket is there again")
+    other = engine_of(server)
+    back(other)
+    assert contents(other, other.register(spec()), hashes()) == list(range(1, 9))
+    assert contents(engine, space, hashes()) == list(range(1, 9))  # its connection has not noticed
+    for path in (server.socket, Path(f"{server.socket}.lock")):
+        path.unlink()
+    until(server.socket.exists, "also when its lock was removed, too")
+    command = [sys.executable, "-m", "kvcore", "serve", "--config", str(server.config)]
+    done = subprocess.run(
+        [*command, "--set", f"metrics_port={free_port()}"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, "another server is running" in done.stderr) == (1, True)
+    third = engine_of(server)
+    back(third)
+    for e in (engine, other, third):
+        e.close()
+    assert "had been removed, and is there again" in server.log.read_text()
+    server.stop()
+    assert not list(server.socket.parent.glob("kvcore.sock*"))
+
+
+def test_a_server_that_ends_leaves_anothers_socket(folder: Path) -> None:
+    address = Address(path=str(folder / "a.sock"))
+    first = Listener(address)
+    for name in ("a.sock", "a.sock.lock"):
+        (folder / name).unlink()
+    second = Listener(address)
+    assert (first.lost, second.lost) == (True, False)
+    with pytest.raises(ServiceError, match="another server is running"):
+        first.restore()
+    first.close()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(address.path)
+    with pytest.raises(ServiceError, match="another server is running"):
+        Listener(address)
+    second.close()
+    assert not list(folder.iterdir())
+
+
+def test_a_hangup_ends_a_server_as_any_other_signal(folder: Path) -> None:
+    """What waits for the tiers is written, and the socket is removed."""
+    disk = {"storage": {"plugin": "disk", "path": str(folder / "cache"), "capacity": "64MiB"}}
+    server = KVCoreServer(folder, {**CONFIG, "l2": [disk]})
+    with server:
+        engine, space = connected(server)
+        put(engine, space, hashes())
+        process = server._process
+        assert process is not None
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(20) == 0
+        assert not server.socket.exists()
+        until(lambda: engine.descriptor() is None, "the engine has noticed")
+        server.start()
+        back(engine)
+        lookup = engine.lookup(space, hashes())
+        assert lookup.wait(10)
+        assert lookup.sources == {"disk": 8}
+        engine.close()
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Server]:
+    """A server in this process."""
+    engine = CacheEngine.open(flags={"l1.size": "8MiB", "l2": "[]"})
+    listener = Listener(Address(path=str(folder / "in.sock")))
+    made = Server(engine, [listener])
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    try:
+        yield made
+    finally:
+        made.stop()
+        thread.join()
+        made.close()
+        listener.close()
+        engine.close()
+
+
+def test_a_session_that_has_ended_is_freed_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With half a message that it has sent, and without the garbage collector."""
+    ended: list[weakref.ref[Session]] = []
+    real = Session.end
+
+    def end(session: Session) -> None:
+        ended.append(weakref.ref(session))
+        real(session)
+
+    monkeypatch.setattr(Session, "end", end)
+    hello = wire.frame(wire.Hello(wire.PROTOCOL, __version__, "half"))
+    with serving(folder) as server:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                with socket.socket(socket.AF_UNIX) as client:
+                    client.connect(server.addresses[0].path)
+                    client.sendall(hello)
+                    assert client.recv(4096)
+                    client.sendall(wire.LENGTH.pack(1 << 20) + bytes(1 << 19))
+                until(lambda: not server.status()["sessions"], "it has ended")
+            assert len(ended) == 3
+            until(lambda: [s() for s in ended[:2]] == [None, None], "they are freed")
+        finally:
+            gc.enable()

@@ -116,7 +116,6 @@ class Session:
             raise wire.ProtocolError(f"more than {MAX_SPACES} spaces")
         try:
             spaces.check(message.spec)
-            spaces.resolve_chunk_tokens(message.spec, message.chunk_tokens, 0)
             space = self._engine.admit(
                 message.spec, message.tenant, message.chunk_tokens, message.key_scheme, message.salt
             )
@@ -239,6 +238,23 @@ class Session:
 
     def _ping(self, message: wire.Ping) -> None:
         self._connection.send(wire.Number(message.id, 0))
+
+
+_HANDLERS: dict[type, Callable[[Session, Any], None]] = {
+    wire.Find: Session._find,
+    wire.Hold: Session._hold,
+    wire.Use: Session._use,
+    wire.Release: Session._release,
+    wire.Reserve: Session._reserve,
+    wire.Publish: Session._publish,
+    wire.Prefilled: Session._prefilled,
+    wire.Register: Session._register,
+    wire.Forget: Session._forget,
+    wire.Clear: Session._clear,
+    wire.Drain: Session._drain,
+    wire.News: Session._news,
+    wire.Ping: Session._ping,
+}
 
 
 def _slots(engine: CacheEngine, found: Mapping[int, L1Object], chunks: int) -> wire.Slots:

@@ -46,8 +46,8 @@ def get_created() -> bool:
 
 
 def test_every_reason_that_the_sources_give_is_documented() -> None:
-    root = Path(observe.__file__).parents[1]
-    sources = "".join(f.read_text() for layer in ("control", "engine", "l2", "service") for f in (root / layer).glob("*.py"))
+    root, layers = Path(observe.__file__).parents[1], ("control", "engine", "l2", "service")
+    sources = "".join(f.read_text() for layer in layers for f in (root / layer).glob("*.py"))
 
     def given(pattern: str) -> set[str]:
         return set(re.findall(pattern, sources))

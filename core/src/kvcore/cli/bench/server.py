@@ -97,7 +97,7 @@ def _clients(setting: Setting) -> list[Row]:
                 Case("server.lookups_8", "1/s", partial(eight.rate, seconds), partial(few.rate, seconds)),
                 Case("server.lookups_64", "1/s", partial(many.rate, seconds), partial(few.rate, seconds)),
             ],
-            4 if setting.quick else 7,
+            3 if setting.quick else 7,
         )
 
 
@@ -180,7 +180,7 @@ def _objects(setting: Setting) -> list[Row]:
         for name, ask in asks.items():
             if not name.startswith("1k"):
                 cases.append(Case(f"server.lookup_{name}", "ms", ask, asks["1k"]))
-        return measure(cases, 4 if setting.quick else 7) + rows
+        return measure(cases, 3 if setting.quick else 7) + rows
 
 
 def _median(call: Callable[[Sequence[bytes]], object], prompts: Sequence[Sequence[bytes]], calls: int) -> float:
@@ -221,7 +221,7 @@ def _copies(setting: Setting) -> list[Row]:
                         rate(plain, nbytes, repeats=2),
                     ),
                 ],
-                4 if setting.quick else 7,
+                3 if setting.quick else 7,
             )
             worker.check()
         return rows

@@ -99,10 +99,13 @@ def test_a_long_message_is_taken_within_the_bound_and_not_beyond(server: KVCoreS
     made = welcomed(server)
     made.sendall(wire.frame(wire.Register(1, spec(), "", 32, "engine/1", "")))
     assert wire.decode_reply(memoryview(message(made))).namespace
-    made.sendall(wire.frame(wire.Find(2, 1, 32, os.urandom(wire.MAX_FRAME - 64))))
+    made.sendall(wire.frame(wire.Find(2, 1, 64, os.urandom(64 * wire.MAX_HASHES))))
     while isinstance(reply := wire.decode_reply(memoryview(message(made))), wire.Searching):
         pass
-    assert sum(reply.misses.values()) == wire.MAX_FRAME // 32 - 2
+    assert sum(reply.misses.values()) == wire.MAX_HASHES
+    odd = wire.Register(3, spec("x" * (wire.MAX_FRAME - 200)), "", 32, "engine/1", "")
+    made.sendall(wire.frame(odd))
+    assert wire.decode_reply(memoryview(message(made))).namespace
     made.sendall(struct.pack("<I", wire.MAX_FRAME + 1))
     assert closed(made)
 
@@ -143,6 +146,10 @@ def test_garbage_ends_its_connection_only(server: KVCoreServer, raw: Dial, welco
         wire.Number(1, 1),
         wire.Find(-1, 1, 32, b""),
         wire.Find(5, 1, 0, bytes(32)),
+        wire.Find(5, 1, 15, bytes(30)),
+        wire.Find(5, 1, 16, bytes(16 * (wire.MAX_HASHES + 1))),
+        wire.Reserve(5, 1, 16, bytes(16 * (wire.MAX_HASHES + 1)), b"", (None,)),
+        wire.Reserve(5, 1, 16, bytes(32), b"", (wire.pack_indexes([0, 1, 0]),)),
         wire.Drain(5, float("inf")),
         HELLO,
     ],

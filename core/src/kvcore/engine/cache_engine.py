@@ -123,7 +123,11 @@ class CacheEngine:
                 on_answer()
 
         tables = [self.object_space(space, g) for g in range(len(space.groups))]
-        lookup = Lookup(self.manager, space, tables, hashes, min(first, len(hashes)), answered)
+        first = min(first, len(hashes))
+        lookup = Lookup(self.manager, space, tables, hashes, first, answered)
+        if not spaces.even(hashes[first:] if first else hashes):
+            lookup.refuse()
+            return lookup
         lookup.start()
         if self.manager.stores.selective:  # also what the engine holds itself: it is in use
             for table, layout in zip(tables, space.groups, strict=True):
@@ -179,6 +183,10 @@ class CacheEngine:
         last = min(last, len(hashes))
         if self.manager.closed or first >= last:
             return StorePlan(0, [], {}, self.arena)
+        if len(block_ids) != len(space.groups) or not spaces.even(hashes[max(0, first - 1) : last]):
+            refused = (last - first) * len(space.groups)
+            self.metrics.add("store_skipped_chunks", refused, "refused")
+            return StorePlan(0, [], {"refused": refused}, self.arena)
         wanted: list[dict[bytes, tuple[int, ...]]] = []
         for g in range(len(space.groups)):
             ids = block_ids[g][first * blocks : last * blocks]
@@ -309,29 +317,29 @@ class CacheEngine:
         places in which anybody has a quota. Raises `TimeoutError` when a plugin blocks the tiers."""
         return {} if self.manager.closed else self.manager.tenancy.usage()
 
+    def tenant_defaults(self) -> dict[str, Usage]:
+        """Place -> the quota and share of each tenant without a quota of its own, and what all of those hold together.
+        Otherwise as `tenants`."""
+        return {} if self.manager.closed else self.manager.tenancy.defaults()
+
     def set_quota(self, tenant: str, place: str, nbytes: int | None) -> None:
         """Change a tenant's quota while the cache serves; None takes it away. Tenant `default`: that of all others.
 
         Who is over it gives up objects when room is needed. Raises `ConfigError` for a place that is not there, is not
         divided, or is smaller.
         """
+        self.set_quotas(tenant, {place: nbytes})
+
+    def set_quotas(self, tenant: str, quotas: Mapping[str, int | None]) -> None:
+        """The same for several places: all of them change, or, with the error, none."""
         if not self.manager.closed:
             self.manager.tenancy.set_quotas(tenant, quotas)
-    def tenant_defaults(self) -> dict[str, Usage]:
-        """Place -> the quota and share of each tenant without a quota of its own, and what all of those hold together.
-        Otherwise as `tenants`."""
-        return {} if self.manager.closed else self.manager.tenancy.defaults()
-
 
     def metrics_text(self) -> str:
         """All metrics in the Prometheus text format."""
         return self.metrics.text()
 
     def stats(self) -> dict[str, float]:
-        self.set_quotas(tenant, {place: nbytes})
-
-    def set_quotas(self, tenant: str, quotas: Mapping[str, int | None]) -> None:
-        """The same for several places: all of them change, or, with the error, none."""
         """All metrics as a flat dict, histogram buckets aside."""
         return self.metrics.values()
 

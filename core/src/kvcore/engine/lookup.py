@@ -159,6 +159,10 @@ class Lookup:
         else:
             self._finish({_NOT_ASKED: len(missing)})
 
+    def refuse(self) -> None:
+        """Instead of `start`, for hashes that cannot name chunks: nothing is found."""
+        self._finish({"refused": (len(self._hashes) - self.first) * len(self._tables)})
+
     async def _run(self, missing: list[tuple[int, int]]) -> None:
         fetch = Fetch(self._arrived)
         try:

@@ -1,14 +1,24 @@
 """A model's space in the cache: its namespace, its chunk size, and the layout of its objects."""
 
 import hashlib
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvcore.api import ConfigError, KeyGenerator, KeySource, LayoutError, ObjectLayout
-from kvcore.api.keys import NAMESPACE_BYTES
+from kvcore.api.keys import MAX_HASH_BYTES, MIN_HASH_BYTES, NAMESPACE_BYTES
 
 MAX_AUTO_CHUNK_TOKENS = 256
+MAX_GROUPS = 64
+MAX_LAYERS = 16384
+"""Of all groups together."""
+MAX_RANKS = 65536
+MAX_TOKENS = 1 << 24
+"""Of a block, and of a chunk."""
+MAX_BLOCK_BYTES = 1 << 40
+"""Of one layer, and of all ranks' layers of a group."""
+_INT64 = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +138,44 @@ def check(spec: ModelSpec) -> None:
     """Raise `LayoutError` for a spec that cannot be cached."""
     if not spec.groups:
         raise LayoutError("the model has no KV cache group")
+    _bounded("block_tokens", spec.block_tokens, 1, MAX_TOKENS)
+    _bounded("ranks", spec.ranks, 1, MAX_RANKS)
+    _bounded("element_bytes", spec.element_bytes, 1, 1024)
+    _bounded("the number of KV groups", len(spec.groups), 1, MAX_GROUPS)
+    _bounded("the number of layers", sum(len(group.layers) for group in spec.groups), 1, MAX_LAYERS)
+    for name, size in spec.parallel.items():
+        _bounded(f"parallel[{name!r}]", size, -_INT64, _INT64 - 1)
+    for name, text in spec.extra.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise LayoutError(f"extra[{name!r}] is {text!r}: give text")
     for i, group in enumerate(spec.groups):
-        if len(group.layers) != len(group.block_bytes) or not group.layers or min(group.block_bytes) <= 0:
+        if len(group.layers) != len(group.block_bytes) or not group.layers:
             raise LayoutError(f"KV group {i}: {len(group.layers)} layers with block sizes {group.block_bytes}")
+        for layer, nbytes in zip(group.layers, group.block_bytes, strict=True):
+            _bounded(f"KV group {i}: the block size of {layer!r}", nbytes, 1, MAX_BLOCK_BYTES)
+        _bounded(
+            f"KV group {i}: the block size of all layers and ranks",
+            sum(group.block_bytes) * spec.ranks,
+            1,
+            MAX_BLOCK_BYTES,
+        )
+        if group.window_tokens is not None:
+            _bounded(f"KV group {i}: window_tokens", group.window_tokens, 1, _INT64 - 1)
+
+
+def even(hashes: Sequence[bytes]) -> bool:
+    """Whether these can name chunks: they have one length, and one that an `ObjectKey` may have."""
+    sizes = set(map(len, hashes))
+    return not sizes or (len(sizes) == 1 and MIN_HASH_BYTES <= min(sizes) <= MAX_HASH_BYTES)
+
+
+def _bounded(name: str, value: Any, least: int, most: int) -> None:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise LayoutError(f"{name} is {value!r}: give a whole number") from None
+    if not least <= number <= most:
+        raise LayoutError(f"{name} is {number}: give {least} to {most}")
 
 
 def namespace(

@@ -39,7 +39,7 @@ METRICS: dict[str, Spec] = {
         "Chunks not found or not usable, by reason",
         {
             "reason": "`absent` (no tier has it), `evicted_from_tier` (gone between the question and the load), "
-            "`no_server` (it is away), `refused` (by the server, with a line in the log), "
+            "`no_server` (it is away), `refused` (by the server, with a line in the log, or what cannot be keys), "
             "`lookup_timeout`, `stalled` (the tiers did not run at all), `l1_full` (no room to load into), `tier_down` "
             "(circuit breaker open), `slow_tier` (the engine computes it sooner), `internal` (a bug, in the log), "
             "or how the load failed: see the outcomes of `kvcore_tier_operations_total`"
@@ -52,7 +52,8 @@ METRICS: dict[str, Spec] = {
         "Objects not stored in L1, by reason",
         {
             "reason": "`known` (resident, or on its way), `l1_full` (all else is in use), `no_block` (the engine no "
-            "longer holds it), `no_server`, `refused`"
+            "longer holds it), `no_server`, `refused` (by the server, with a line in the log, or what cannot be keys), "
+            "`too_long` (behind the 16,384 chunks that a server takes at once)"
         },
     ),
     "evicted_objects": Spec("counter", "Objects evicted from L1"),

@@ -1,9 +1,11 @@
 """The engine's side of a server: an `Engine` whose cache is in another process."""
 
 import itertools
+import math
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,6 +55,8 @@ class RemoteEngine:
         self._spaces: weakref.WeakValueDictionary[int, ServedSpace] = weakref.WeakValueDictionary()
         self._registered: set[int] = set()
         """Spaces that the server of now knows, those included that nobody here uses any more."""
+        self._unused: deque[int] = deque()
+        """Spaces that nobody uses since the last `register`."""
         self._waiting: dict[int, RemoteLookup] = {}
         self._numbers: dict[int, int | None] = {}
         self._plans: dict[int, tuple[Link, int, int]] = {}
@@ -71,12 +75,15 @@ class RemoteEngine:
         chunk_tokens = spaces.resolve_chunk_tokens(spec, self.config.chunk_tokens, int(self.config.min_object_size))
         space = ServedSpace(spec, self._keys, b"", chunk_tokens, self.descriptor, tenant)
         space.id = next(self._ids)
+        weakref.finalize(space, self._unused.append, space.id).atexit = False
         with self._lock:
             self._spaces[space.id] = space
             if self._link is not None:
-                for unused in self._registered.difference(self._spaces.keys()):
-                    self._registered.discard(unused)
-                    self._link.tell(wire.Forget(unused))
+                while self._unused:
+                    unused = self._unused.popleft()
+                    if unused in self._registered:
+                        self._registered.discard(unused)
+                        self._link.tell(wire.Forget(unused))
                 self._introduce(self._link, space)
         return space
 
@@ -87,18 +94,17 @@ class RemoteEngine:
         assert isinstance(space, ServedSpace)
         link = self._link
         first = min(first, len(hashes))
-        wanted = hashes[first : first + wire.MAX_HASHES] if first or len(hashes) > wire.MAX_HASHES else hashes
+        most = wire.most_hashes(len(space.groups))
+        wanted = hashes[first : first + most] if first or len(hashes) > most else hashes
         lookup = RemoteLookup(space, first, len(wanted), next(self._ids), link, self._answered)
-        blob = b"".join(wanted)
-        size = len(wanted[0]) if wanted else 1
-        if link is None or space.refused or not wanted or len(blob) != size * len(wanted):
+        if link is None or space.refused or not wanted or not spaces.even(wanted):
             lookup.lose("refused" if link is not None else "no_server")
             return lookup
         self._waiting[lookup.id] = lookup
-        answer = link.ask(wire.Find(lookup.id, space.id, size, blob))
+        answer = link.ask(wire.Find(lookup.id, space.id, len(wanted[0]), b"".join(wanted)))
         if isinstance(answer, wire.Found):
             self._reply(answer)
-        elif not link.alive:
+        elif answer is None:
             self._lost_lookup(lookup)
         return lookup
 
@@ -153,14 +159,21 @@ class RemoteEngine:
         """See `Engine.reserve`."""
         assert isinstance(space, ServedSpace)
         link, blocks = self._link, space.chunk_blocks
-        wanted = hashes[first : min(last, len(hashes), first + wire.MAX_HASHES)]
+        groups = len(space.groups)
+        last = min(last, len(hashes))
+        end = min(last, first + wire.most_hashes(groups))
+        wanted = hashes[first:end]
         count = len(wanted)
+        parent = [hashes[first - 1]] if first > 0 and count else []
+        if len(block_ids) != groups or not spaces.even([*parent, *wanted]):
+            return self._plan(0, [], {"refused": max(0, last - first) * groups}, "")
         spans = [_spans(ids[first * blocks : (first + count) * blocks], blocks, count) for ids in block_ids]
         no_block = sum(span is None for group in spans for span in group)
         skipped = {"no_block": no_block} if no_block else {}
-        size, blob = len(wanted[0]) if wanted else 1, b"".join(wanted)
+        if end < last:
+            skipped["too_long"] = (last - end) * groups
         asked = sum(map(len, spans)) - no_block
-        if link is None or space.refused or len(blob) != size * count:
+        if link is None or space.refused:
             if asked:
                 skipped["refused" if link is not None else "no_server"] = asked
             return self._plan(0, [], skipped, "")
@@ -170,8 +183,8 @@ class RemoteEngine:
             wire.pack_indexes([i for i, span in enumerate(group) if span is not None]) if None in group else None
             for group in spans
         )
-        parent = hashes[first - 1] if first else b""
-        answer = link.ask(wire.Reserve(next(self._ids), space.id, size, blob, parent, chosen))
+        size, blob = len(wanted[0]), b"".join(wanted)
+        answer = link.ask(wire.Reserve(next(self._ids), space.id, size, blob, b"".join(parent), chosen))
         if answer is not None and not all(wire.whole(found, count) for found in answer.groups):
             link.lose("protocol")
         if answer is None or not link.alive:
@@ -197,14 +210,15 @@ class RemoteEngine:
     def publish(self, plan_id: int, ok: bool = True) -> None:
         """See `Engine.publish`."""
         link, plan, count = self._plans.pop(plan_id, (None, 0, 0))
-        if link is not None and link.tell(wire.Publish(plan, ok)) and ok:
+        if link is not None and link.tell(wire.Publish(plan, bool(ok))) and ok:
             self.metrics.add("stored_chunks", count)
 
     def prefilled(self, space: Space, tokens: int, seconds: float) -> None:
         """See `Engine.prefilled`."""
         assert isinstance(space, ServedSpace)
-        if self._link is not None:
-            self._link.tell(wire.Prefilled(space.id, tokens, seconds))
+        link = self._link
+        if link is not None and 0 < tokens < wire.MAX_ID and 0 < seconds < math.inf:  # else it says nothing
+            link.tell(wire.Prefilled(space.id, int(tokens), float(seconds)))
 
     # -- observing ---------------------------------------------------------------------------------------------------
 
@@ -258,8 +272,9 @@ class RemoteEngine:
         if link is None:
             return 0
         self._numbers[number] = None
+        timeout_s = float(min(timeout_s, wire.MAX_DRAIN_S)) if timeout_s > 0 else 0.0  # which a NaN is not
         try:
-            if link.tell(wire.Drain(number, max(0.0, min(timeout_s, wire.MAX_DRAIN_S)))):
+            if link.tell(wire.Drain(number, timeout_s)):
                 link.wait(lambda: self._numbers[number] is not None, timeout_s + link.timeout_s)
             return self._numbers[number] or 0
         finally:
@@ -292,6 +307,7 @@ class RemoteEngine:
         link = Link(made, welcome, self._server.timeout, self._reply, self._lost)
         with self._lock:
             self._registered.clear()
+            self._unused.clear()  # the new server has heard of none of them
             for space in list(self._spaces.values()):
                 self._introduce(link, space)
             if self._observer is not None:
@@ -305,11 +321,14 @@ class RemoteEngine:
         keys, salt = self._keys.scheme, self.config.salt
         message = wire.Register(space.id, space.spec, space.tenant, space.chunk_tokens, keys, salt)
         try:
-            wire.decode_request(memoryview(wire.frame(message))[wire.LENGTH.size :])  # a wrong one would end the link
+            framed = memoryview(wire.frame(message))[wire.LENGTH.size :]
+            if len(framed) > wire.MAX_FRAME:
+                raise ValueError(f"it takes {len(framed)} bytes, at most {wire.MAX_FRAME} are sent")
+            wire.decode_request(framed)  # a wrong one would end the link
             space.refused = False
             self._registered.add(space.id)
             link.tell(message)
-        except (ValueError, wire.ProtocolError) as error:  # such as a path that is no text
+        except (ValueError, TypeError, OverflowError, wire.ProtocolError) as error:  # such as a path that is no text
             space.refused = True
             self._log.warning("register", f"model {space.spec.model!a} cannot be told to a server: {error}")
 

@@ -1,6 +1,7 @@
 """The server's end of one connection: bytes in and out, never waiting."""
 
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 from select import EPOLLIN, EPOLLOUT, epoll
@@ -9,6 +10,8 @@ import msgspec
 
 from kvcore.service.wire import MAX_GREETING, Frames, frame
 
+SLICE_S = 0.002
+"""For how long one connection's messages are handled before it is the others' turn."""
 MAX_UNSENT = 16 << 20
 """Bytes that may wait for a client which does not read; then its connection ends."""
 _buffer = memoryview(bytearray(256 << 10))  # the server has one thread: what is received is cut up before the next
@@ -26,21 +29,34 @@ class Connection:
         """Called with each message."""
         self.on_close: Callable[[], None] = _nothing
         """Called once, when the connection has ended."""
+        self.waiting: deque[bytes] = deque()
+        """Messages that have arrived, and whose turn is with the next `read`."""
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
         self._watch = watch
         watch.register(self.fd, EPOLLIN)
 
     def read(self) -> None:
-        """Hand on the messages that have arrived, of one portion: more of it shows with the next look at the socket."""
+        """Hand on the messages that have arrived, of one portion: more of it shows with the next look at the socket.
+        What takes longer than a turn stays `waiting`."""
+        end = time.monotonic() + SLICE_S
+        if self.waiting:
+            while self.waiting and time.monotonic() < end:
+                self.on_message(memoryview(self.waiting.popleft()))
+            return
         try:
             count = self.socket.recv_into(_buffer)
         except BlockingIOError:
             return
         if not count:
             raise EOFError
+        late = False
         for body in self.frames.cut(_buffer[:count]):
-            self.on_message(body)
+            if late:
+                self.waiting.append(bytes(body))
+            else:
+                self.on_message(body)
+                late = time.monotonic() >= end
 
     def send(self, message: msgspec.Struct) -> None:
         """Send now what goes at once, and the rest when there is room."""

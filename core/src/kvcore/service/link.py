@@ -1,5 +1,7 @@
 """The engine's end of its connection to a server: one message at a time, each with a deadline.
 
+The time a call may take begins with the call: whoever has to wait for others goes on without an answer by then.
+
 Whoever asks reads the answer himself, so that no other thread has to be woken for it; what else arrives on the way
 (answers of lookups that tiers were asked for) goes where it belongs. A link that has failed once is never used again.
 """
@@ -10,6 +12,7 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -19,6 +22,7 @@ import msgspec
 from kvcore.service import wire
 
 _BUFFER_BYTES = 64 << 10
+_WHOLE = 0.9
 
 
 class Link:
@@ -51,24 +55,33 @@ class Link:
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._on_reply = on_reply
         self._on_lost = on_lost
+        self._unsent: deque[msgspec.Struct] = deque()
         self._waiters: list[int] = []
         self._heard = time.monotonic()
         self._pinged = 0.0
         limit = struct.pack("@ll", int(timeout_s), int(timeout_s % 1 * 1e6))
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def tell(self, message: msgspec.Struct) -> bool:
-        """Send what is not answered. False when the server is gone."""
-        with self._lock:
-            return self._send(message)
+        """Send what is not answered. False when the server is gone. Behind others that take too long it is left to
+        them to send."""
+        self._unsent.append(message)
+        if self._lock.acquire(timeout=self.timeout_s):
+            try:
+                return self._flush()
+            finally:
+                self._lock.release()
+        return self.alive
 
     def ask(self, message: Any) -> Any | None:
-        """Send a message with an `id`, and wait for the answer with the same. None when the server is gone."""
-        with self._lock:
-            if not self._send(message):
+        """Send a message with an `id`, and wait for the answer with the same. None when the server is gone, or when
+        others have used the link for half of the time: then the message is not sent, and the link lives on."""
+        deadline = time.monotonic() + self.timeout_s
+        if not self._lock.acquire(timeout=self.timeout_s / 2):  # the rest is the server's, which is gone if it is late
+            return None
+        try:
+            if not self._flush() or not self._send(message, deadline):
                 return None
-            deadline = time.monotonic() + self.timeout_s
             answer = None
             while answer is None and self.alive:
                 for reply in self._receive(deadline):
@@ -77,6 +90,8 @@ class Link:
                     else:
                         self._deliver(reply)
             return answer
+        finally:
+            self._lock.release()
 
     def listen(self) -> None:
         """Take what has arrived, for whoever waits for it. Never waits itself. A server that has not been heard of is
@@ -84,6 +99,7 @@ class Link:
         if not self._lock.acquire(blocking=False):
             return  # another thread waits for an answer, and takes what else comes
         try:
+            self._flush()
             for reply in self._receive(None):
                 self._deliver(reply)
             now = time.monotonic()
@@ -151,23 +167,35 @@ class Link:
 
     # -- under the lock ----------------------------------------------------------------------------------------------
 
-    def _send(self, message: msgspec.Struct) -> bool:
+    def _flush(self) -> bool:
+        while self._unsent:
+            self._send(self._unsent.popleft())
+        return self.alive
+
+    def _send(self, message: msgspec.Struct, deadline: float | None = None) -> bool:
         if not self.alive:
             return False
         data = memoryview(wire.frame(message))
-        deadline = time.monotonic() + self.timeout_s
+        if deadline is None:
+            deadline = time.monotonic() + self.timeout_s
         while data:
             try:
-                data = data[self._socket.send(data, socket.MSG_NOSIGNAL) :]
+                data = data[self._socket.send(data, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT) :]
             except BlockingIOError:
-                self.lose("timeout")
-                return False
+                if not self._ready(select.POLLOUT, deadline):
+                    self.lose("timeout")
+                    return False
             except OSError:
                 self.lose("closed")
                 return False
-            if data and time.monotonic() > deadline:
-                self.lose("timeout")
-                return False
+        return True
+
+    def _ready(self, event: int, deadline: float) -> bool:
+        left = deadline - time.monotonic()
+        poll = select.poll()
+        with suppress(ValueError, OSError):  # closed, as its use says
+            poll.register(self._socket, event)
+            return left > 0 and bool(poll.poll(left * 1000))
         return True
 
     def _receive(self, deadline: float | None) -> list[Any]:
@@ -175,7 +203,11 @@ class Link:
         if not self.alive:
             return []
         try:
-            count = self._socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT if deadline is None else 0)
+            # The socket's own time-out is that of a whole call, and waiting by it is the fastest.
+            whole = deadline is not None and deadline - time.monotonic() > _WHOLE * self.timeout_s
+            if deadline is not None and not whole:
+                self._ready(select.POLLIN, deadline)
+            count = self._socket.recv_into(self._buffer, 0, 0 if whole else socket.MSG_DONTWAIT)
             if count:
                 self._heard = time.monotonic()
                 return [wire.decode_reply(body) for body in self._frames.cut(self._buffer[:count])]

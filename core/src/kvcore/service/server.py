@@ -54,6 +54,8 @@ class Server:
         self._connections: set[Connection] = set()
         self._strangers: dict[Connection, float] = {}
         self._searching: set[Session] = set()
+        self._behind: set[Connection] = set()
+        """Connections with messages whose turn is the next."""
         self._later: deque[tuple[Connection, Callable[[], None]]] = deque()
         self._posted: deque[Callable[[], None]] = deque()
         self._stopping = False
@@ -68,10 +70,14 @@ class Server:
     def run(self) -> None:
         """Serve until `stop`."""
         while not self._stopping:
-            for fd, events in self._epoll.poll(self._timeout()):
+            behind = list(self._behind)
+            for fd, events in self._epoll.poll(0 if behind else self._timeout()):
                 handler = self._handlers.get(fd)  # one before it may have closed this one
                 if handler is not None:
                     handler(events)
+            for connection in behind:
+                if connection in self._behind:  # not closed since
+                    self._read(connection)
             while self._later:
                 connection, call = self._later.popleft()
                 self._guarded(connection, call)
@@ -165,8 +171,15 @@ class Server:
     def _serve(self, connection: Connection, events: int) -> None:
         if events & EPOLLOUT:
             self._guarded(connection, connection.flush)
-        if events & ~EPOLLOUT:
-            self._guarded(connection, connection.read)
+        if events & ~EPOLLOUT and connection not in self._behind:
+            self._read(connection)
+
+    def _read(self, connection: Connection) -> None:
+        self._guarded(connection, connection.read)
+        if connection.waiting and connection in self._connections:
+            self._behind.add(connection)
+        else:
+            self._behind.discard(connection)
 
     def _guarded(self, connection: Connection, call: Callable[[], None]) -> None:
         """What one client does costs it its connection, and nobody else anything."""
@@ -186,6 +199,7 @@ class Server:
 
     def _closed(self, connection: Connection) -> None:
         self._connections.discard(connection)
+        self._behind.discard(connection)
         self._strangers.pop(connection, None)
         self._handlers.pop(connection.fd, None)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from kvcore.api import KVCoreError
+from kvcore.api import KVCoreError, LayoutError
 from kvcore.engine import CacheEngine, Lookup, Space
 from kvcore.engine import space as spaces
 from kvcore.l1 import L1Object
@@ -112,14 +112,15 @@ class Session:
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def _register(self, message: wire.Register) -> None:
-        if len(self._spaces) >= MAX_SPACES:
-            raise wire.ProtocolError(f"more than {MAX_SPACES} spaces")
         try:
+            if len(self._spaces) >= MAX_SPACES:
+                raise LayoutError(f"this engine has more than {MAX_SPACES} models and tenants")
             spaces.check(message.spec)
+            spaces.resolve_chunk_tokens(message.spec, message.chunk_tokens, 0)
             space = self._engine.admit(
                 message.spec, message.tenant, message.chunk_tokens, message.key_scheme, message.salt
             )
-        except (KVCoreError, ValueError) as error:
+        except (KVCoreError, ValueError, OverflowError) as error:
             self._connection.send(wire.Registered(message.id, b"", str(error)))
             return
         self._spaces[message.id] = space
@@ -136,6 +137,7 @@ class Session:
         if space is None:  # refused at its registration
             self._connection.send(wire.Found(number, 0, False, {}, {"refused": len(hashes)}, []))
             return
+        _bound(hashes, space)
         if number in self._lookups or len(self._lookups) >= MAX_LOOKUPS:
             raise wire.ProtocolError(f"lookup {number} is one too many")
         lookup = self._engine.lookup(space, hashes, on_answer=partial(self._answered, number))
@@ -185,6 +187,7 @@ class Session:
         if space is None:
             self._connection.send(wire.Reserved(message.id, 0, {"refused": len(hashes)}, []))
             return
+        _bound(hashes, space)
         if len(message.chosen) != len(space.groups):
             raise wire.ProtocolError(f"{len(message.chosen)} groups of a space that has {len(space.groups)}")
         wanted = []
@@ -193,7 +196,7 @@ class Session:
                 wanted.append(hashes)
                 continue
             indexes = wire.unpack_indexes(packed)
-            if max(indexes, default=0) >= len(hashes):
+            if len(indexes) > len(hashes) or max(indexes, default=0) >= len(hashes):
                 raise wire.ProtocolError("an index beyond the hashes")
             wanted.append([hashes[i] for i in indexes])
         claim = self._engine.claim(space, wanted, [message.parent, *hashes])
@@ -255,6 +258,12 @@ _HANDLERS: dict[type, Callable[[Session, Any], None]] = {
     wire.News: Session._news,
     wire.Ping: Session._ping,
 }
+
+
+def _bound(hashes: list[bytes], space: Space) -> None:
+    most = wire.most_hashes(len(space.groups))
+    if len(hashes) > most:
+        raise wire.ProtocolError(f"{len(hashes)} hashes of {len(space.groups)} groups, at most {most} are taken")
 
 
 def _slots(engine: CacheEngine, found: Mapping[int, L1Object], chunks: int) -> wire.Slots:

@@ -15,28 +15,33 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from kvcore.api.keys import MAX_HASH_BYTES, MIN_HASH_BYTES
 from kvcore.engine import ModelSpec
 from kvcore.engine.attach import LENGTH, PROTOCOL, Attach, Attached, Refused
+from kvcore.engine.space import MAX_GROUPS
 
 __all__ = ["LENGTH", "PROTOCOL", "Attach", "Attached", "Refused"]
 
 MAX_FRAME = 8 << 20
 """Bytes of the longest message."""
-MAX_HASHES = 100_000
-"""Hashes that a client puts into one message: the longest request has fewer chunks."""
+MAX_HASHES = 16384
+"""Hashes of the longest lookup or store: its client asks for the front of a longer one. More would take the server's
+one thread from others for longer than a few milliseconds."""
+MAX_OBJECTS = 65536
+"""The same for the objects of all groups, see `most_hashes`."""
 MAX_GREETING = 4096
 """Bytes of the longest first message."""
 MAX_WELCOME = 64 << 10
 """Bytes of the server's answer to it."""
-MAX_GROUPS = 64
 MAX_DRAIN_S = 86400.0
+MAX_ID = 1 << 53
 
 _CACHED = 1024
 
 T = TypeVar("T")
-Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+Id = Annotated[int, msgspec.Meta(ge=0, lt=MAX_ID)]
 Name = Annotated[str, msgspec.Meta(max_length=4096)]
-HashBytes = Annotated[int, msgspec.Meta(ge=1, le=64)]
+HashBytes = Annotated[int, msgspec.Meta(ge=MIN_HASH_BYTES, le=MAX_HASH_BYTES)]
 Packed = Annotated[bytes, msgspec.Meta(max_length=MAX_FRAME)]
 
 
@@ -145,7 +150,7 @@ class Reserve(Request, tag="reserve"):
     space: Id
     hash_bytes: HashBytes
     hashes: Packed
-    parent: Annotated[bytes, msgspec.Meta(max_length=64)]
+    parent: Annotated[bytes, msgspec.Meta(max_length=MAX_HASH_BYTES)]
     chosen: Annotated[tuple[Packed | None, ...], msgspec.Meta(max_length=MAX_GROUPS)]
 
 
@@ -375,6 +380,11 @@ def unpack_indexes(data: bytes) -> "Sequence[int]":
     return memoryview(data).cast("I")
 
 
+def most_hashes(groups: int) -> int:
+    """Hashes that one message about a space with so many groups may hold."""
+    return min(MAX_HASHES, MAX_OBJECTS // groups)
+
+
 def whole(found: Slots, count: int) -> bool:
     """Whether its arrays belong together: without indexes, they are of all `count` objects."""
     slots, indexes = len(found.slots), len(found.indexes)
@@ -386,6 +396,8 @@ def split_hashes(data: bytes, hash_bytes: int) -> list[bytes]:
     if len(data) % hash_bytes:
         raise ProtocolError(f"{len(data)} bytes are no hashes of {hash_bytes}")
     count = len(data) // hash_bytes
+    if count > MAX_HASHES:
+        raise ProtocolError(f"{count} hashes, at most {MAX_HASHES} are taken")
     if count <= _CACHED:
         return list(_splitter(hash_bytes, count).unpack(data))
     return [data[at : at + hash_bytes] for at in range(0, len(data), hash_bytes)]

@@ -11,6 +11,9 @@ from typing import Any
 from kvcore.testing.servers import Server, ServerError, free_port
 
 READY_S = 300.0
+TAIL_LINES = 20
+DIED = "died unexpectedly"
+"""What vLLM says of a process of its own. Tracebacks of those that waited for it follow, often many lines."""
 ENVIRONMENT = {
     # Everyone computes on one core: left alone, vLLM binds its threads differently with and without a connector.
     "VLLM_CPU_OMP_THREADS_BIND": "0",
@@ -59,8 +62,8 @@ class VllmServer(Server):
         until = time.monotonic() + timeout_s
         while not self._healthy():
             if not self.running or time.monotonic() > until:
-                tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
-                raise ServerError(f"{self.name} did not come up; its last lines ({self.log}):\n{tail}")
+                text = "\n".join(telling(self.log.read_text(errors="replace").splitlines()))
+                raise ServerError(f"{self.name} did not come up; what its log says ({self.log}):\n{text}")
             time.sleep(0.2)
 
     def _healthy(self) -> bool:
@@ -72,6 +75,16 @@ class VllmServer(Server):
             return False
         finally:
             connection.close()
+
+
+def telling(lines: Sequence[str]) -> list[str]:
+    """The last lines of an engine's log, after the one that says how one of its processes has died."""
+    cause = next((line for line in lines if DIED in line), None)
+    tail = list(lines[-TAIL_LINES:])
+    if cause is None:
+        return tail
+    why = ["(-9: killed from outside, as a rule because memory ran out)"] if "-9" in cause.partition(DIED)[2] else []
+    return [cause, *why, "...", *tail]
 
 
 def kvcore(config: Path, role: str = "kv_both") -> dict[str, Any]:

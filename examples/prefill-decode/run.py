@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT / "examples" / name) for name in ("common", "demo")]
 
-from asking import ask  # noqa: E402
+from asking import Answer, ask  # noqa: E402
 from runs import documents, say  # noqa: E402
 from table import Line, table  # noqa: E402
 from vllm_server import VllmServer, kvcore  # noqa: E402
@@ -65,28 +65,34 @@ def main() -> int:
             config = stack.enter_context(KVCoreServer(out, {"l1": {"size": "1GiB"}, "l2": []})).config
         else:
             config = shared_directory(out)
-        alone = stack.enter_context(VllmServer(out, "alone", model))
         prefill = stack.enter_context(VllmServer(out, "prefill", model, kvcore(config, "kv_producer")))
         decode = stack.enter_context(VllmServer(out, "decode", model, kvcore(config, "kv_consumer")))
-        say("starting an engine that computes prompts, one that decodes, and one that does both, to compare")
-        for engine in (alone, prefill, decode):
+        say("starting an engine that computes prompts, and one that decodes")
+        for engine in (prefill, decode):
             engine.wait()
             ask(engine.url, warm_up, 4)
         router = stack.enter_context(Router(out, prefill.url, decode.url))
-        expected = [ask(alone.url, prompt) for prompt in prompts]
-        alone.stop()
-        lines = [Line(f"one vLLM, prompt {i}", answer, answer.text) for i, answer in enumerate(expected, 1)]
+        routed: list[tuple[int, str, Answer]] = []
 
         def through_the_router(i: int, what: str) -> None:
-            lines.append(Line(f"{what}, prompt {i}", ask(router.url, prompts[i - 1]), expected[i - 1].text))
-            say(f"  prompt {i}: {lines[-1].answer.first_s:.2f} s to the first token")
+            routed.append((i, what, ask(router.url, prompts[i - 1])))
+            say(f"  prompt {i}: {routed[-1][2].first_s:.2f} s to the first token")
 
         for i in range(1, PROMPTS + 1):
             through_the_router(i, "prefill and decode")
         prefill.kill()
         say("the engine that computes prompts is killed: the other one does it all")
         through_the_router(PROMPTS + 1, "prefill killed")
+        router.stop()
+        decode.stop()
+        say("one engine that does both, to compare")
+        alone = stack.enter_context(VllmServer(out, "alone", model))  # only now: of three at once memory may run out
+        alone.wait()
+        ask(alone.url, warm_up, 4)
+        expected = [ask(alone.url, prompt) for prompt in prompts]
 
+    lines = [Line(f"one vLLM, prompt {i}", answer, answer.text) for i, answer in enumerate(expected, 1)]
+    lines += [Line(f"{what}, prompt {i}", answer, expected[i - 1].text) for i, what, answer in routed]
     print()
     print(table(lines))
     print(f"\nThe engines' logs: {out}")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvcore.api import ConfigError
 from kvcore.cli import main
 from kvcore.cli.plan import costs
+from kvcore.cli.plan.advice import REQUIRED
 from kvcore.cli.plan.costs import Store
 from kvcore.cli.plan.model import read_model
 from kvcore.cli.plan.speeds import GPUS, parse_number, parse_store
@@ -412,6 +413,25 @@ def test_errors_name_the_thing_and_what_is_allowed(
     (tmp_path / "list.json").write_text("[]")
     assert main(["plan", *args]) == 1
     assert words in capsys.readouterr().err
+
+
+def test_what_a_storage_needs_is_there_to_be_filled_in(llama: str, capsys: Any, tmp_path: Path) -> None:
+    registry = Registry()
+    for info in registry.available("storage"):
+        if info.distribution.startswith("kvcore-") and info.status == "ready":
+            model = registry.config_model("storage", info.name)
+            needed = () if model is None else tuple(n for n, f in model.model_fields.items() if f.is_required())
+            assert needed == REQUIRED.get(info.name, ()), info.name
+    tiers = ["--tier", "disk=6,100us", "--tier", "s3=2,20ms"]
+    for more in ([], ["--tokens", "2M"]):
+        assert main(["plan", "--model", llama, *tiers, *more]) == 0
+        text = capsys.readouterr().out.partition("kvcore.yaml\n")[2]
+        file = tmp_path / "kvcore.yaml"
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=r"l2\[1\]\.storage\.bucket: .*BUCKET"):  # not as it stands
+            load_config(file, env={}, registry=registry)
+        file.write_text(text.replace("bucket: BUCKET", "bucket: my-bucket"))
+        assert load_config(file, env={}, registry=registry).l2[1].name == "s3"
 
 
 def test_the_page_shows_what_is_printed(llama: str, capsys: Any) -> None:

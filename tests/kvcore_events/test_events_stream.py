@@ -218,7 +218,8 @@ def test_an_endpoint_that_is_taken_costs_the_stream_and_nothing_else(
     publisher()
     with caplog.at_level(logging.ERROR, "kvcore"):
         engine = cache()
-    assert "cannot bind" in caplog.text
+    assert "NOTHING IS PUBLISHED" in caplog.text
+    assert "routers do not learn what this cache holds, until it is started again" in caplog.text
     space = engine.register(SPEC)
     put(engine, space, hashes(3))
     assert len(engine.object_space(space, 0).objects) == 3
@@ -227,6 +228,9 @@ def test_an_endpoint_that_is_taken_costs_the_stream_and_nothing_else(
 def test_an_endpoint_that_is_none_is_a_fault_of_the_configuration() -> None:
     with pytest.raises(ValueError, match="is no endpoint: write one such as"):
         EventsConfig(endpoint="localhost:5557")
+    with pytest.raises(ValueError, match=r"are both tcp://127\.0\.0\.1:5557: give each a port of its own"):
+        EventsConfig(replay_endpoint="tcp://127.0.0.1:5557")
+    EventsConfig(endpoint="tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*")  # two free ports
 
 
 def test_what_is_remembered_for_tiers_is_bounded() -> None:

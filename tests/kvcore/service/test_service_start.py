@@ -182,7 +182,10 @@ def test_a_port_that_is_taken(folder: Path) -> None:
         ("l2: []\n", "server: is missing: say where to listen"),
         ("server: [unix:///tmp/a.sock, unix:///tmp/b.sock]\n", "server: is a list, which is for engines"),
         ("server: unix:///tmp/a.sock\nl1: {size: 900TiB}\n", "l1.size is 900 TiB, but "),
-        ("server: unix:///proc/none/a.sock\n", "/proc/none"),
+        (
+            "server: unix:///proc/none/a.sock\n",
+            "/proc/none cannot be made or written to (No such file or directory): make it",
+        ),
     ],
 )
 def test_what_it_cannot_do_is_one_line_and_leaves_nothing(folder: Path, text: str, said: str) -> None:
@@ -328,11 +331,13 @@ def test_an_engine_is_open_at_once_whatever_the_server_does(folder: Path) -> Non
 # -- doctor ------------------------------------------------------------------------------------------------------------
 
 
-def doctor(config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def doctor(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], timeout: str = "30s"
+) -> dict[str, Any]:
     """What doctor says of the server."""
     for part in ("_torch", "_engines", "_plugins"):
         monkeypatch.setattr(f"kvcore.cli.doctor.{part}", lambda *given: iter(()))
-    main(["doctor", "--json", str(config), "--set", "metrics_port=0"])
+    main(["doctor", "--json", str(config), "--set", "metrics_port=0", "--set", f"server.timeout={timeout}"])
     findings = json.loads(capsys.readouterr().out)["findings"]
     (found,) = [f for f in findings if f["subject"].startswith("server ")]
     return dict(found)
@@ -350,6 +355,12 @@ def test_doctor_says_whether_the_server_answers(
         found = doctor(server.config, monkeypatch, capsys)
         assert found["level"] == "ok"
         assert "L1 of 8 MiB, answers in" in found["text"]
+        found = doctor(server.config, monkeypatch, capsys, "0.001ms")
+        assert (found["level"], found["text"].partition(" ms, and ")[2]) == (
+            "warning",
+            "engines wait 0.001 ms: they would go on without it",
+        )
+        assert "raise `server.timeout`" in found["remedy"]
         server.freeze()
         found = doctor(server.config, monkeypatch, capsys)
         assert (found["level"], "has not answered for 2 s" in found["text"]) == ("error", True)

@@ -38,4 +38,10 @@ def answers(config: ServerConfig | None) -> Iterator[Finding]:
         else:
             size = int(welcome.arena["size"])
             text = f"kvcore {welcome.version}, L1 of {format_size(size)}, answers in {seconds * 1e3:.1f} ms"
-            yield Finding("ok", subject, text, data={"l1_bytes": size, "answer_seconds": seconds})
+            data = {"l1_bytes": size, "answer_seconds": seconds}
+            if seconds > config.timeout:
+                text += f", and engines wait {config.timeout * 1e3:g} ms: they would go on without it"
+                remedy = "see what keeps this machine busy, or raise `server.timeout`"
+                yield Finding("warning", subject, text, remedy, data)
+            else:
+                yield Finding("ok", subject, text, data=data)

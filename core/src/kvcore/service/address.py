@@ -83,9 +83,15 @@ class Listener:
 
     def _unix(self, path: str) -> socket.socket:
         folder = Path(path).parent
-        with suppress(FileExistsError):
-            folder.mkdir(0o700, parents=True)
-        self._lock = _locked(path)
+        try:
+            with suppress(FileExistsError):
+                folder.mkdir(0o700, parents=True)
+            self._lock = _locked(path)
+        except OSError as error:
+            raise ServiceError(
+                f"cannot listen on {self.address}: {folder} cannot be made or written to ({error.strerror or error}): "
+                "make it, with write permission for this user, or give another path in `server`"
+            ) from error
         return self._bound(path)
 
     def _bound(self, path: str) -> socket.socket:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from kvcore.api import PluginConfig, Size
 
@@ -42,3 +42,9 @@ class EventsConfig(PluginConfig):
 
     replay_size: Size = Field(default=16 << 20, ge=0)
     """Bytes of batches that are kept for `replay_endpoint`."""
+
+    @model_validator(mode="after")
+    def _apart(self) -> "EventsConfig":
+        if self.replay_endpoint == self.endpoint and not self.endpoint.endswith((":0", ":*")):
+            raise ValueError(f"`endpoint` and `replay_endpoint` are both {self.endpoint}: give each a port of its own")
+        return self

@@ -24,7 +24,8 @@ class EventsObserver:
             self._publisher = Publisher(self._config, self._log)
         except zmq.ZMQError as error:
             self._log.error(
-                "events: cannot bind %s (%s): nothing is published; free it, or choose another `endpoint`",
+                "events: NOTHING IS PUBLISHED, since %s cannot be bound (%s): routers do not learn what this cache "
+                "holds, until it is started again. Free the address, or choose another `endpoint`",
                 " and ".join(filter(None, (self._config.endpoint, self._config.replay_endpoint))),
                 error,
             )

@@ -21,6 +21,10 @@ OWN_CAPACITY = ("disk", "memory")
 """Storages whose `capacity` is an option of their own; of `mooncake` it is the pool's."""
 
 
+REQUIRED = {"s3": ("bucket",)}
+"""Options that a storage cannot do without. A plan is made without the plugins."""
+
+
 class Advice(NamedTuple):
     """Settings, as a mapping for `kvcore.yaml`, and why: path -> reason."""
 
@@ -60,7 +64,10 @@ def advise(
     if wanted > max(min_object_bytes, *(g.object_bytes for g in kv.groups)) and kv.chunk_tokens < MAX_CHUNK_TOKENS:
         size = min(1 << (int(wanted) - 1).bit_length(), largest)
         settings["min_object_size"] = format_size(size).replace(" ", "")
-        reasons["min_object_size"] = f"at this latency, {IN_FLIGHT} smaller objects at once do not fill the bandwidth"
+        reasons["min_object_size"] = (
+            f"larger objects than the {format_size(max(g.object_bytes for g in kv.groups))} above: at this latency, "
+            f"{IN_FLIGHT} such at once do not fill the bandwidth"
+        )
     if stores and not configured:
         needed = None if tokens is None else kv.stored_bytes(tokens)
         settings["l2"] = [_tier(store.name, needed) for store in useful]
@@ -81,16 +88,31 @@ def as_yaml(advice: Advice) -> str:
     for key, value in advice.settings.items():
         if key in advice.reasons:
             parts.append(f"# {advice.reasons[key]}\n")
-        parts.append(yaml.safe_dump({key: value}, sort_keys=False))
+        parts.append(_explained(yaml.safe_dump({key: value}, sort_keys=False)))
     parts += [f"# {key}: {why}\n" for key, why in advice.reasons.items() if key not in advice.settings]
     return "".join(parts)
+
+
+def _explained(text: str) -> str:
+    """What is to be filled in says so."""
+    for options in REQUIRED.values():
+        for option in options:
+            text = text.replace(
+                f"{option}: {option.upper()}\n", f"{option}: {option.upper()}  # write the name of yours\n"
+            )
+    return text
 
 
 def _tier(name: str, nbytes: int | None) -> dict[str, Any]:
     known = name in BUILTINS["storage"] or ("storage", name) in PACKAGES
     storage = name if known else "PLUGIN"
     tier: dict[str, Any] = {} if known else {"name": name}
-    if nbytes is None or name == "mooncake":
+    options = {option: option.upper() for option in REQUIRED.get(name, ())}
+    if options:
+        tier["storage"] = {"plugin": storage, **options}
+        if nbytes is not None:
+            tier["capacity"] = _gib(nbytes)
+    elif nbytes is None or name == "mooncake":
         tier["storage"] = storage
     elif name in OWN_CAPACITY:
         tier["storage"] = {"plugin": storage, "capacity": _gib(nbytes)}

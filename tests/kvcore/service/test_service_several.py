@@ -95,7 +95,7 @@ def test_each_rank_finds_its_own_bytes(engine: SeveralEngine) -> None:
     assert read(engine, space, keys) == [[1, 2, 3, 4, 5, 6]] * RANKS
     assert until(lambda: space.namespace, "the servers' answers")
     assert space.parts[0].namespace != space.parts[1].namespace
-    assert engine.stats()["kvcore_server_up"] == 2
+    assert engine.stats()["kvcore_server_up"] == 1
     assert engine.drain() == 0
     assert engine.clear(space) == 12
     assert read(engine, space, keys) == [[1, 2, 3, 4, 5, 6]] * RANKS  # from both servers' tiers
@@ -113,6 +113,7 @@ def test_the_answer_is_what_all_can_serve(engine: SeveralEngine) -> None:
     lookup = engine.lookup(space, keys, 1)
     assert lookup.wait(SOON_S)
     assert lookup.poll() == 4
+    assert lookup.stats == lookup.sources != {}
     copies = engine.retrieve(lookup, space.chunk_blocks, blocks(space, 6))
     assert sorted(c.group for c in copies) == [0] * 3 + [1] * 3
     engine.release(lookup)
@@ -158,7 +159,12 @@ def test_with_one_server_away_all_is_a_miss_and_nothing_is_stored(
     more = hashes(6)
     plan = engine.reserve(space, more, 4, 6, blocks(space, 6))
     assert (plan.id, plan.copies, plan.arena) == (0, [], "")
-    assert engine.stats()["kvcore_server_up"] == 1
+    assert plan.skipped == {"no_server": 2}
+    assert engine.stats()["kvcore_server_up"] == 0
+    text = engine.metrics_text().splitlines()
+    assert [line for line in text if line.startswith("kvcore_server_up")] == ["kvcore_server_up 0.0"]
+    lost = [line for line in text if line.startswith("kvcore_server_lost_total")]
+    assert lost == ['kvcore_server_lost_total{reason="closed"} 1.0']
     until(lambda: servers[0].metrics()["kvcore_leases"] == 0, "the first server's leases are over")
     servers[1].start()
     until(engine.descriptor, "both servers")
@@ -168,6 +174,23 @@ def test_with_one_server_away_all_is_a_miss_and_nothing_is_stored(
     assert read(engine, space, keys) == [[]] * RANKS  # the second has lost its part
     assert put(engine, space, keys) == 4
     assert read(engine, space, keys) == [[1, 2, 3, 4]] * RANKS
+
+
+def test_with_one_server_away_the_other_gives_up_nothing(engine: SeveralEngine, servers: list[KVCoreServer]) -> None:
+    space = engine.register(MODEL)
+    servers[1].kill()
+    until(lambda: engine.descriptor() is None, "the end of the second server")
+    alone, part = engine.parts[0], space.parts[0]
+    plan = alone.reserve(part, hashes(10), 0, 10, blocks(part, 10))
+    alone.publish(plan.id)
+    for start in range(100, 200, 10):
+        stored = engine.reserve(space, hashes(10, start), 0, 10, blocks(space, 10))
+        assert (stored.id, stored.skipped) == (0, {"no_server": 10})
+    assert servers[0].metrics()["kvcore_evicted_objects_total"] == 0
+    lookup = alone.lookup(part, hashes(10))
+    assert lookup.wait(SOON_S)
+    assert lookup.poll() == 10
+    alone.release(lookup)
 
 
 def test_ranks_that_cannot_be_split_are_refused(engine: SeveralEngine) -> None:

@@ -103,7 +103,7 @@ def test_a_long_message_is_taken_within_the_bound_and_not_beyond(server: KVCoreS
     while isinstance(reply := wire.decode_reply(memoryview(message(made))), wire.Searching):
         pass
     assert sum(reply.misses.values()) == wire.MAX_HASHES
-    odd = wire.Register(3, spec("x" * (wire.MAX_FRAME - 200)), "", 32, "engine/1", "")
+    odd = wire.Register(3, spec("x" * (wire.MAX_FRAME - 1000)), "", 32, "engine/1", "")
     made.sendall(wire.frame(odd))
     assert wire.decode_reply(memoryview(message(made))).namespace
     made.sendall(struct.pack("<I", wire.MAX_FRAME + 1))

@@ -9,12 +9,14 @@ from typing import Any, Literal, NamedTuple
 
 
 class Spec(NamedTuple):
-    """One metric: its kind, help text, labels with the values they take, and a histogram's bucket bounds in seconds."""
+    """One metric: its kind, help text, labels with the values they take, and a histogram's bucket bounds in seconds.
+    `shown` from the beginning, or once it is set: for what says something only of some processes."""
 
     kind: Literal["counter", "gauge", "histogram"]
     help: str
     labels: Mapping[str, str] = {}
     buckets: tuple[float, ...] = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
+    shown: bool = True
 
 
 _TIER = {"tier": "the tier's name"}
@@ -116,7 +118,7 @@ METRICS: dict[str, Spec] = {
             "whose engine is gone)"
         },
     ),
-    "server_up": Spec("gauge", "Of an engine that uses a server: 1 while it is connected, else 0"),
+    "server_up": Spec("gauge", "Of an engine that uses a server: 1 while it is connected, else 0", shown=False),
     "server_lost": Spec(
         "counter",
         "Of an engine that uses a server: times the server was lost, by reason",
@@ -129,23 +131,11 @@ class Metrics:
     """Counters, gauges and histograms of one cache engine."""
 
     def __init__(self) -> None:
-        from prometheus_client import Counter, Gauge, Histogram
-
         from kvcore.observe.exposition import Registry
 
         self.registry = Registry()
         self._children: dict[Any, Any] = {}
-        self._families: dict[str, Any] = {}
-        for name, spec in METRICS.items():
-            full = f"kvcore_{name}"
-            if spec.kind == "counter":
-                self._families[name] = Counter(full, spec.help, tuple(spec.labels), registry=self.registry)
-            elif spec.kind == "gauge":
-                self._families[name] = Gauge(full, spec.help, tuple(spec.labels), registry=self.registry)
-            else:
-                self._families[name] = Histogram(
-                    full, spec.help, tuple(spec.labels), registry=self.registry, buckets=spec.buckets
-                )
+        self._families = {name: self._family(name) for name, spec in METRICS.items() if spec.shown}
 
     def add(self, name: str, amount: float = 1, *labels: str) -> None:
         """Count `amount` more. `labels` are the values in the order of the metric's label names."""
@@ -184,10 +174,21 @@ class Metrics:
                     flat[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
         return flat
 
+    def _family(self, name: str) -> Any:
+        from prometheus_client import Counter, Gauge, Histogram
+
+        spec, full = METRICS[name], f"kvcore_{name}"
+        labels = tuple(spec.labels)
+        if spec.kind == "counter":
+            return Counter(full, spec.help, labels, registry=self.registry)
+        if spec.kind == "gauge":
+            return Gauge(full, spec.help, labels, registry=self.registry)
+        return Histogram(full, spec.help, labels, registry=self.registry, buckets=spec.buckets)
+
     def _child(self, name: str, labels: tuple[str, ...]) -> Any:
         key = (name, labels)
         child = self._children.get(key)
         if child is None:
-            family = self._families[name]
+            family = self._families.get(name) or self._families.setdefault(name, self._family(name))
             child = self._children[key] = family.labels(*labels) if labels else family
         return child

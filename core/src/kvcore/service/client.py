@@ -69,6 +69,10 @@ class RemoteEngine:
         self._keeper = Keeper(self._address, hello_of(config.server, name, os.getpid()), self._adopt, start)
         _engines.add(self)
 
+    def ready(self, space: ServedSpace) -> bool:
+        """Is there a server, which has not refused this space?"""
+        return self._link is not None and not space.refused
+
     def register(self, spec: ModelSpec, tenant: str = "") -> ServedSpace:
         """See `Engine.register`."""
         spaces.check(spec)

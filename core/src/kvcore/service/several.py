@@ -19,6 +19,8 @@ from kvcore.service.lookup import RemoteLookup
 from kvcore.transfer.plan import Copy
 
 T = TypeVar("T", int, float)
+_SERVER = "kvcore_server_"
+_UP = f"{_SERVER}up"
 
 
 class SeveralSpace(Space):
@@ -54,6 +56,11 @@ class SeveralLookup:
         self.first = self.parts[0].first
         self.arena = ""
         self._look()
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """Where found chunks were: `l1` or a tier's name -> objects. Complete once `poll` has answered."""
+        return dict(self.sources)
 
     def poll(self) -> int | None:
         """See `EngineLookup.poll`."""
@@ -157,6 +164,11 @@ class SeveralEngine:
     ) -> StorePlan:
         """See `Engine.reserve`. With a server away nothing is stored on the others: it would be of no use."""
         assert isinstance(space, SeveralSpace)
+        for engine, part in zip(self.parts, space.parts, strict=True):
+            if not engine.ready(part):  # nobody else gives up room for it
+                plan = engine.reserve(part, hashes, first, last, block_ids)
+                engine.publish(plan.id, ok=False)  # it may have come just now
+                return StorePlan(0, [], plan.skipped, "")
         plans = [e.reserve(s, hashes, first, last, block_ids) for e, s in zip(self.parts, space.parts, strict=True)]
         skipped = _most([plan.skipped for plan in plans])
         arena = _token([plan.arena for plan in plans])
@@ -209,14 +221,23 @@ class SeveralEngine:
         return {name: plugin for engine in reversed(self.parts) for name, plugin in engine.tiers.items()}
 
     def stats(self) -> dict[str, float]:
-        """See `Engine.stats`. What each server is asked alike is counted once; servers that are up, or lost, are
-        counted each."""
+        """See `Engine.stats`. What each server is asked alike is counted once; servers that were lost are counted
+        each, and they are up when all of them are."""
         each = [engine.stats() for engine in self.parts]
-        return {**each[0], **_sum([{k: v for k, v in one.items() if k.startswith("kvcore_server_")} for one in each])}
+        servers = _sum([{k: v for k, v in one.items() if k.startswith(_SERVER)} for one in each])
+        return {**each[0], **servers, _UP: min(one[_UP] for one in each)}
 
     def metrics_text(self) -> str:
-        """See `Engine.metrics_text`: those of the engine's part on the first server."""
-        return self.parts[0].metrics_text()
+        """See `Engine.metrics_text`: as `stats`."""
+        servers = {name: value for name, value in self.stats().items() if name.startswith(_SERVER)}
+        lines = []
+        for line in self.parts[0].metrics_text().splitlines():
+            if not line.startswith(_SERVER):
+                lines.append(line)
+            if line.startswith(f"# TYPE {_SERVER}"):
+                family = line.split()[2]
+                lines += [f"{name} {value}" for name, value in servers.items() if name.partition("{")[0] == family]
+        return "\n".join(lines) + "\n"
 
     def close(self) -> None:
         """Leave all servers. Idempotent."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from kvcore.api import ConfigError, EvictionPolicy, ObjectLayout, format_size
-from kvcore.config.tenants import DEFAULT_TENANT
+from kvcore.config.tenants import DEFAULT_TENANT, MAX_NAME
 from kvcore.control.loop import LoopThread
 from kvcore.l1 import L1, ObjectSpace
 from kvcore.l2 import Capacity, Tier
@@ -103,8 +103,10 @@ class Tenancy:
         """Give a tenant so many bytes of each place from now on; None: as much as those without a quota of their own.
 
         `default` is what those have; None there: what the others leave. Raises `ConfigError` for a place that is not
-        there, is not divided, or is smaller; then nothing has changed.
+        there, is not divided, or is smaller, and for a name that no tenant has; then nothing has changed.
         """
+        if len(tenant) > MAX_NAME:
+            raise ConfigError(f"a tenant's name has at most {MAX_NAME} characters, not {len(tenant)}")
         accounts = {place: self._divided(place, nbytes) for place, nbytes in quotas.items()}
         own = None if tenant == DEFAULT_TENANT else tenant
         for place, account in accounts.items():

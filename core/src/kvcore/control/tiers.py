@@ -107,8 +107,9 @@ class Tiers:
 
         self._begin()
         try:
-            if given.get("name") in self.configs:
-                raise TierConflict(f"the name {given['name']!r} is taken: choose another, or remove that tier first")
+            name = given.get("name")
+            if isinstance(name, str) and name in self.configs:
+                raise TierConflict(f"the name {name!r} is taken: choose another, or remove that tier first")
             if len(self.configs) >= MAX_TIERS:
                 raise TierConflict(f"there are {MAX_TIERS} tiers, and more are not possible: remove one first")
             if before is not None and before not in self.configs:

@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import ipaddress
 from collections.abc import Collection
+from urllib.parse import unquote_to_bytes
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,6 +14,7 @@ from kvcore.service.http.problems import Problem
 MAX_BODY_BYTES = 64 << 10
 REQUEST_S = 75.0
 """No request lasts longer, whatever its client or a storage does."""
+HEALTH_PATHS = ("/healthz", "/readyz")
 HOW = "set `server.http.token` (or KVCORE_SERVER__HTTP__TOKEN) to at least 16 characters and start the server again"
 
 
@@ -40,6 +42,10 @@ class Guard:
             response = Problem(421, "wrong-host", text).response()
             await response(scope, receive, send)
             return
+        if not _is_text(scope["raw_path"]):
+            text = "the path is no UTF-8 text where it is percent-encoded: no name is written so"
+            await Problem(400, "wrong-path", text).response()(scope, receive, send)
+            return
         begun = False
 
         async def note(message: Message) -> None:
@@ -52,8 +58,28 @@ class Guard:
                 await self._app(scope, receive, note)
         except TimeoutError:
             if begun:
-                raise
+                return  # what has been answered so far is no whole answer: the connection is closed
             await Problem(504, "took-too-long", f"not done after {REQUEST_S:g} s").response()(scope, receive, send)
+
+
+class Spare:
+    """In front of the application on a connection that is one too many: answers whether all is well, and nothing else.
+
+    Args:
+        most: how many connections there may be, for who is refused.
+    """
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app = app
+        self._most = most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["path"] in HEALTH_PATHS:
+            await self._app(scope, receive, send)
+            return
+        text = f"there are {self._most} connections already: close some, or try again in a while"
+        await Problem(503, "busy", text, headers={"Retry-After": "10"}).response()(scope, receive, send)
 
 
 def authorize(request: Request, token: str | None) -> None:
@@ -82,6 +108,14 @@ async def body(request: Request) -> bytes:
             text = f"a body has at most {MAX_BODY_BYTES} bytes"
             raise Problem(413, "too-large", text, headers={"Connection": "close"})
     return bytes(data)
+
+
+def _is_text(raw_path: bytes) -> bool:
+    try:
+        unquote_to_bytes(raw_path).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _name(host: str) -> str:

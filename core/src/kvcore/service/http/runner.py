@@ -13,8 +13,13 @@ from kvcore.api import ConfigError
 from kvcore.config import HttpConfig
 from kvcore.observe import logger
 from kvcore.service.http.app import Api, Node, make_app
+from kvcore.service.http.guard import Spare
 
 MAX_CONNECTIONS = 64
+SPARE_CONNECTIONS = 8
+"""More of them, on which only `/healthz` and `/readyz` are answered. A new one takes the place of the oldest."""
+UNREAD_S = 30.0
+"""A client takes an answer within so long."""
 HEADER_S = 10.0
 """A client that has connected says what it wants within so long."""
 MAX_HEADER_BYTES = 16 << 10
@@ -23,16 +28,24 @@ CLOSE_S = 5.0
 
 
 class _Protocol(H11Protocol):
-    """One connection. Those beyond `MAX_CONNECTIONS`, and those that begin no request in time, are cut."""
+    """One connection. Those that begin no request, or do not read an answer, in time are cut."""
 
+    spare_since: float | None = None
+    """When it was made beyond `MAX_CONNECTIONS`."""
     _patience: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            transport.abort()
-        else:
-            self._patience = self.loop.call_later(HEADER_S, transport.abort)
+        transport.set_write_buffer_limits(0)  # any byte that waits is told of, by `pause_writing`
+        self._patience = self.loop.call_later(HEADER_S, transport.abort)
+        others = [c for c in self.connections if c is not self and not c.transport.is_closing()]
+        spare = [c for c in others if isinstance(c, _Protocol) and c.spare_since is not None]
+        if len(others) - len(spare) >= MAX_CONNECTIONS:
+            self.spare_since = self.loop.time()
+            self.app = Spare(self.app, MAX_CONNECTIONS)
+            if len(spare) >= SPARE_CONNECTIONS:
+                min(spare, key=lambda c: c.spare_since or 0.0).transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -44,6 +57,21 @@ class _Protocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._be_patient()
+        self._was_read()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(UNREAD_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._was_read()
+
+    def _was_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _be_patient(self) -> None:
         if self._patience is not None:

@@ -151,7 +151,7 @@ class ServerConfig(PluginConfig):
     """An engine that finds no server there starts one, with the same configuration; it outlives the engine. Needs a
     `unix://` address."""
 
-    timeout: Duration = Field(default=0.1, gt=0)
+    timeout: Duration = Field(default=0.25, gt=0)
     """How long an engine waits for a reply. A server that takes longer counts as gone until it answers again."""
 
     token: SecretStr | None = Field(default=None, min_length=16, max_length=256)

@@ -97,6 +97,8 @@ class StorageManager:
                 self._tiers.changing.release()
             self._tiers.stop_threads()
             self.loop.close()
+            if hasattr(self, "l1"):  # neither the L2 stack alone has one, nor a start that failed before it
+                self.l1.close()
             if self.arena is not None:
                 self.arena.close()
 

@@ -235,6 +235,19 @@ class Table:
         """The bytes of an object its caller holds a lease on."""
         return self.arena.buffer[obj.slot : obj.slot + obj.space.nbytes]
 
+    def close(self) -> None:
+        """Let go of all objects. They lead to their space and their pool, which lead back to them; and they are none of
+        what the garbage collector knows. What is called late is harmless."""
+        with self._lock:
+            for lease in self._leases:
+                lease.ended = True
+                lease.objects = []
+            self._leases.clear()
+            for space in self._spaces.values():
+                space.objects.clear()
+                space.staging.clear()
+                space.pool.close()
+
     def forked(self) -> None:
         """In the child of a fork: a thread that is not here may have held the lock."""
         self._lock = threading.Lock()

@@ -68,7 +68,11 @@ class Engine(Protocol):
         """
 
     def lookup(self, space: Space, hashes: Sequence[bytes], first: int = 0) -> EngineLookup:
-        """Ask for the chunks `[first, len(hashes))` of a request; the engine holds those before `first` itself."""
+        """Ask for the chunks `[first, len(hashes))` of a request; the engine holds those before `first` itself.
+
+        All hashes have one length, of 16 to 64 bytes: others are refused, here and by `reserve`. A server is asked for
+        16,384 chunks at most (fewer where a model has more than four groups), those at the front.
+        """
 
     def retrieve(self, lookup: Any, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
         """The plan that loads an answered lookup's chunks into the engine's blocks.
@@ -93,7 +97,8 @@ class Engine(Protocol):
         """Slots for the chunks `[first, last)` of a request, and the plan that fills them.
 
         Chunks that are cached, on their way, or find no room are skipped and counted; so are those with a block that
-        the engine no longer holds (a negative id). `publish` the plan when every rank has copied.
+        the engine no longer holds (a negative id), and those beyond what a server takes at once. `publish` the plan
+        when every rank has copied.
         """
 
     def publish(self, plan_id: int, ok: bool = True) -> None:

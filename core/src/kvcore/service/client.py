@@ -334,7 +334,7 @@ class RemoteEngine:
             link.tell(message)
         except (ValueError, TypeError, OverflowError, wire.ProtocolError) as error:  # such as a path that is no text
             space.refused = True
-            self._log.warning("register", f"model {space.spec.model!a} cannot be told to a server: {error}")
+            self._log.warning("register", f"model {space.spec.model[:100]!a} cannot be told to a server: {error}")
 
     def _reply(self, reply: Any) -> None:
         if isinstance(reply, wire.Found):

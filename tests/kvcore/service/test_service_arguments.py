@@ -280,6 +280,25 @@ def test_many_registrations_take_the_time_of_as_many(server: KVCoreServer) -> No
     engine.close()
 
 
+def test_much_is_cleared_turn_by_turn(folder: Path) -> None:
+    """More than one turn takes, all of it, and it is counted."""
+    small = _with(groups=(GroupSpec(("a",), (512,)),))
+    with KVCoreServer(folder, {**CONFIG, "l1": {"size": "160MiB"}, "l2": [], "min_object_size": "512B"}) as server:
+        engine, space = connected(server, small)
+        other, there = connected(server)
+        count = 3 * session.CLEARED + 5
+        for start in range(0, count, 8192):
+            keys = [i.to_bytes(32, "big") for i in range(start, min(start + 8192, count))]
+            plan = engine.reserve(space, keys, 0, len(keys), blocks(space, len(keys)))
+            assert len(plan.copies) == len(keys)
+            engine.publish(plan.id)
+        assert other.clear(there) == 0
+        assert engine.clear(space) == count
+        assert engine.clear(space) == 0
+        engine.close()
+        other.close()
+
+
 def test_only_a_client_says_whether_its_server_is_up(server: KVCoreServer) -> None:
     engine, _ = connected(server)
     assert engine.stats()["kvcore_server_up"] == 1

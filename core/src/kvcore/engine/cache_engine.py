@@ -273,9 +273,9 @@ class CacheEngine:
         assert self.manager.arena is not None
         return dict(self.manager.arena.descriptor)
 
-    def clear(self, space: Space) -> int:
-        """See `Engine.clear`."""
-        return 0 if self.manager.closed else self.l1.clear(space.namespace)
+    def clear(self, space: Space, most: int | None = None) -> int:
+        """See `Engine.clear`. At most so many."""
+        return 0 if self.manager.closed else self.l1.clear(space.namespace, most)
 
     def drain(self, timeout_s: float = 10.0) -> int:
         """See `Engine.drain`."""

@@ -4,6 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import islice
 
 from kvcore.api import EvictionPolicy
 from kvcore.l1.aging import Aging
@@ -72,16 +73,18 @@ class Table:
             raise ValueError(f"objects of this namespace have {space.nbytes} bytes, not {nbytes}")
         return space
 
-    def clear(self, namespace: bytes) -> int:
-        """Delete what no one reads in all spaces of `namespace`, pinned or not; how many objects went. Leased ones
-        stay."""
+    def clear(self, namespace: bytes, most: int | None = None) -> int:
+        """Delete what no one reads in all spaces of `namespace`, pinned or not, but at most so many; how many objects
+        went. Leased ones stay."""
         count = 0
         with self._lock:
             for (ns, _), space in self._spaces.items():
                 if ns != namespace:
                     continue
-                self._unread(space, self._pins.remove(space, list(space.objects.values())))
-                gone = [obj for obj in space.objects.values() if not obj.readers]
+                if self._pins.count(space):
+                    self._unread(space, self._pins.remove(space, list(space.objects.values())))
+                unread = (obj for obj in space.objects.values() if not obj.readers)
+                gone = list(unread if most is None else islice(unread, most - count))
                 if space.pool.remove(gone):
                     self._room.drop(gone, "cleared")
                     count += len(gone)

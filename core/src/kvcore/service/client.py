@@ -23,6 +23,9 @@ from kvcore.service.link import Link
 from kvcore.service.lookup import RemoteLookup
 from kvcore.transfer.plan import Copy
 
+CLEAR_S = 10.0
+"""How long `clear` waits for the server's count."""
+
 
 class ServedSpace(Space):
     """A `Space` that a server knows by `id`. `refused`: it has said that it cannot cache this model."""
@@ -266,20 +269,24 @@ class RemoteEngine:
     def clear(self, space: Space) -> int:
         """See `Engine.clear`."""
         assert isinstance(space, ServedSpace)
-        link = self._link
-        answer = link.ask(wire.Clear(next(self._ids), space.id)) if link is not None else None
-        return answer.value if isinstance(answer, wire.Number) else 0
+        link, number = self._link, next(self._ids)
+        return self._number(link, wire.Clear(number, space.id), CLEAR_S) if link is not None else 0
 
     def drain(self, timeout_s: float = 10.0) -> int:
         """See `Engine.drain`. Without a server nothing waits."""
         link, number = self._link, next(self._ids)
         if link is None:
             return 0
-        self._numbers[number] = None
         timeout_s = float(min(timeout_s, wire.MAX_DRAIN_S)) if timeout_s > 0 else 0.0  # which a NaN is not
+        return self._number(link, wire.Drain(number, timeout_s), timeout_s + link.timeout_s)
+
+    def _number(self, link: Link, message: wire.Clear | wire.Drain, timeout_s: float) -> int:
+        """The answer to what may take the server longer than others wait; 0 when there is none by then."""
+        number = message.id
+        self._numbers[number] = None
         try:
-            if link.tell(wire.Drain(number, timeout_s)):
-                link.wait(lambda: self._numbers[number] is not None, timeout_s + link.timeout_s)
+            if link.tell(message):
+                link.wait(lambda: self._numbers[number] is not None, timeout_s)
             return self._numbers[number] or 0
         finally:
             del self._numbers[number]

@@ -78,7 +78,7 @@ class Server:
             for connection in behind:
                 if connection in self._behind:  # not closed since
                     self._read(connection)
-            while self._later:
+            for _ in range(len(self._later)):  # what they add is for the next turn, and wakes it
                 connection, call = self._later.popleft()
                 self._guarded(connection, call)
             while self._posted:

@@ -24,6 +24,8 @@ from kvcore.service.news import Box, Newsroom
 MAX_SPACES = 65536
 MAX_LOOKUPS = 65536
 """What a client may hold at once, far beyond what an engine does."""
+CLEARED = 8192
+"""Objects that are cleared in one turn."""
 
 Later = Callable[[Callable[[], None]], None]
 """Has something called on the server's thread, from any thread."""
@@ -221,8 +223,14 @@ class Session:
             self._engine.prefilled(space, message.tokens, message.seconds)
 
     def _clear(self, message: wire.Clear) -> None:
-        space = self._spaces.get(message.space)
-        self._connection.send(wire.Number(message.id, self._engine.clear(space) if space is not None else 0))
+        self._clear_some(message.id, self._spaces.get(message.space), 0)
+
+    def _clear_some(self, number: int, space: Space | None, before: int) -> None:
+        gone = self._engine.clear(space, CLEARED) if space is not None and not self.ended else 0
+        if gone == CLEARED:  # others have their turn before the rest
+            self._later(partial(self._clear_some, number, space, before + gone))
+        elif not self.ended:
+            self._connection.send(wire.Number(number, before + gone))
 
     def _drain(self, message: wire.Drain) -> None:
         def done(left: int) -> None:

@@ -209,12 +209,16 @@ def loaded(folder: Path, text: str, **env: str) -> Any:
 @pytest.mark.parametrize(
     ("text", "env", "expected"),
     [
-        ("server: unix:///run/a.sock\n", {}, "unix:///run/a.sock 0.1 None"),
+        ("server: unix:///run/a.sock\n", {}, "unix:///run/a.sock 0.25 None"),
         ("server: {url: unix:///run/a.sock, timeout: 50ms}\n", {}, "unix:///run/a.sock 0.05 None"),
-        ("server: [unix:///run/a.sock, unix:///run/b.sock]\n", {}, "unix:///run/a.sock unix:///run/b.sock 0.1 None"),
-        ("l2: []\n", {"KVCORE_SERVER": "unix:///a"}, "unix:///a 0.1 None"),
+        ("server: [unix:///run/a.sock, unix:///run/b.sock]\n", {}, "unix:///run/a.sock unix:///run/b.sock 0.25 None"),
+        ("l2: []\n", {"KVCORE_SERVER": "unix:///a"}, "unix:///a 0.25 None"),
         ("server: unix:///a\n", {"KVCORE_SERVER__TIMEOUT": "1s"}, "unix:///a 1.0 None"),
-        ("server: tcp://127.0.0.1:76\n", {"KVCORE_SERVER__TOKEN": "t" * 16}, "tcp://127.0.0.1:76 0.1 tttttttttttttttt"),
+        (
+            "server: tcp://127.0.0.1:76\n",
+            {"KVCORE_SERVER__TOKEN": "t" * 16},
+            "tcp://127.0.0.1:76 0.25 tttttttttttttttt",
+        ),
     ],
 )
 def test_forms_of_the_configuration(tmp_path: Path, text: str, env: dict[str, str], expected: str) -> None:

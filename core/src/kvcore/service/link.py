@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from kvcore.service import wire
+from kvcore.service.wake import Wake
 
 _BUFFER_BYTES = 64 << 10
 _WHOLE = 0.9
@@ -56,7 +57,7 @@ class Link:
         self._on_reply = on_reply
         self._on_lost = on_lost
         self._unsent: deque[msgspec.Struct] = deque()
-        self._waiters: list[int] = []
+        self._waiters: list[Wake] = []
         self._heard = time.monotonic()
         self._pinged = 0.0
         limit = struct.pack("@ll", int(timeout_s), int(timeout_s % 1 * 1e6))
@@ -115,7 +116,7 @@ class Link:
     def wait(self, arrived: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until `arrived`, or the link is lost, but at most for `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        woken = Wake()
         self._waiters.append(woken)  # before the first look: a thread that reads our answer then wakes us
         try:
             poll = select.poll()
@@ -130,11 +131,10 @@ class Link:
                 if left <= 0:
                     return False
                 poll.poll(max(1, round(min(left, self.timeout_s) * 1000)))
-                with suppress(BlockingIOError):
-                    os.eventfd_read(woken)
+                woken.clear()
         finally:
             self._waiters.remove(woken)
-            os.close(woken)
+            woken.close()
 
     def watch(self, wake: int) -> None:
         """Sleep until the link is lost, which the server's end is, or until the file descriptor `wake` is ready."""
@@ -162,6 +162,7 @@ class Link:
     def forked(self) -> None:
         """In the child of a fork: the connection is the parent's."""
         self.alive = False
+        self._waiters = []  # one of the parent's threads may be waking them
         with suppress(OSError):
             os.close(self._socket.detach())
 
@@ -227,5 +228,4 @@ class Link:
 
     def _wake(self) -> None:
         for waiter in list(self._waiters):
-            with suppress(OSError):
-                os.eventfd_write(waiter, 1)
+            waiter.set()

@@ -4,12 +4,10 @@ No byte of KV passes through it: clients are answered with plans, and their work
 answered at once. While nobody asks, nothing is done but to look whether the socket's file is still there.
 """
 
-import os
 import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from hmac import compare_digest
 from select import EPOLLIN, EPOLLOUT, epoll
@@ -23,6 +21,7 @@ from kvcore.service import wire
 from kvcore.service.address import Listener
 from kvcore.service.connection import Connection
 from kvcore.service.session import Session
+from kvcore.service.wake import Wake
 
 GREETING_S = 5.0
 """How long a connection may take to say who it is."""
@@ -47,9 +46,9 @@ class Server:
         self.addresses = tuple(listener.address for listener in listeners)
         self._token = token or ""
         self._epoll = epoll()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake = Wake()
         self._epoll.register(self._wake, EPOLLIN)
-        self._handlers: dict[int, Callable[[int], None]] = {self._wake: self._woken}
+        self._handlers: dict[int, Callable[[int], None]] = {self._wake.fileno(): self._woken}
         self._sessions: dict[str, Session] = {}
         self._connections: set[Connection] = set()
         self._strangers: dict[Connection, float] = {}
@@ -89,14 +88,12 @@ class Server:
     def post(self, call: Callable[[], None]) -> None:
         """Have `run` call something that returns at once and raises nothing. From any thread, until `close`."""
         self._posted.append(call)
-        with suppress(OSError):  # closed
-            os.eventfd_write(self._wake, 1)
+        self._wake.set()
 
     def stop(self) -> None:
         """End `run`. From any thread, and from a signal's handler."""
         self._stopping = True
-        with suppress(OSError):  # closed
-            os.eventfd_write(self._wake, 1)
+        self._wake.set()
 
     def close(self) -> None:
         """Accept nobody any more, and let all clients go. After `run`. Idempotent."""
@@ -107,7 +104,7 @@ class Server:
         for connection in list(self._connections):
             connection.close()
         self._epoll.close()
-        os.close(self._wake)
+        self._wake.close()
 
     def status(self) -> dict[str, Any]:
         """Who is connected, as plain values. From any thread."""
@@ -286,12 +283,10 @@ class Server:
 
     def _call_later(self, connection: Connection, call: Callable[[], None]) -> None:
         self._later.append((connection, call))
-        with suppress(OSError):  # closed
-            os.eventfd_write(self._wake, 1)
+        self._wake.set()
 
     def _woken(self, events: int) -> None:
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
+        self._wake.clear()
 
     def _timeout(self) -> float:
         """Seconds until there is something to do unasked; -1 for ever."""

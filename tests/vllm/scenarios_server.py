@@ -59,6 +59,30 @@ def two_engines(models: Path) -> dict[str, Any]:
     return out
 
 
+def two_models(models: Path) -> dict[str, Any]:
+    """Engines of different models share a server; both are asked the same tokens."""
+    out: dict[str, Any] = {}
+    for model in ("tiny", "swa"):
+        with engine(str(models / model), None) as e:
+            out[f"{model}_plain"], _ = e.run(PROMPTS)
+    with server() as served, served:
+        with Peer(str(models / "swa"), of(served)) as other, engine(str(models / "tiny"), of(served)) as e:
+            other.answer()
+            other.ask("run", PROMPTS, 16)
+            out["tiny"], out["tiny_cached"] = e.run(PROMPTS)
+            out["swa"] = other.answer()["texts"]
+            other.call("settle")
+            e.settle()
+            e.forget()
+            out["tiny_hot"], out["tiny_hot_cached"] = e.run(PROMPTS)
+        with engine(str(models / "swa"), of(served)) as e:
+            out["swa_hot"], out["swa_hot_cached"] = e.run(PROMPTS)
+            e.settle()
+            out["faults"] = e.faults()
+        out["held"] = served_leaks(served)
+    return out
+
+
 def comes_and_goes(models: Path) -> dict[str, Any]:
     """A server that is started after the engine, killed in the middle of requests, started again, frozen and thawed."""
     out: dict[str, Any] = {}

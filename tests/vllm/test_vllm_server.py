@@ -46,6 +46,17 @@ def test_an_engine_killed_in_the_middle_of_a_store_harms_nobody(results: Any, ex
     assert result["faults"] == {}
 
 
+def test_two_models_on_one_server(run_child: Any) -> None:
+    result = run_child("two_models")["two_models"]
+    for model in ("tiny", "swa"):
+        assert same(result[model], result[f"{model}_plain"])
+        assert same(result[f"{model}_hot"], result[f"{model}_plain"])
+        assert sum(result[f"{model}_hot_cached"]) > 0
+    assert result["tiny_cached"] == [0] * len(result["tiny"])  # the other's KV of these tokens is not found
+    assert result["held"] == NOTHING
+    assert result["faults"] == {}
+
+
 def test_a_server_that_is_started_after_the_engine(results: Any, expected: Any) -> None:
     result = results["comes_and_goes"]
     assert same(result["without"], expected)

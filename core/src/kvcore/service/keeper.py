@@ -16,6 +16,7 @@ from kvcore.service import wire
 from kvcore.service.address import connect
 from kvcore.service.greeting import welcome_of
 from kvcore.service.link import Link
+from kvcore.service.wake import Wake
 
 RETRY_S = (0.01, 0.5)
 """The first pause after a failure, and the longest: each is twice as long as the one before."""
@@ -50,7 +51,7 @@ class Keeper:
         self._socket: socket.socket | None = None
         """From before it is connected to the end of its link: the child of a fork must not keep it open."""
         self._log = Throttle()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake = Wake()
         self._thread = threading.Thread(target=self._run, name="kvcore-link", daemon=True)
         _keepers.add(self)
         self._thread.start()
@@ -60,11 +61,11 @@ class Keeper:
         if self._closing:
             return
         self._closing = True
-        os.eventfd_write(self._wake, 1)
+        self._wake.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_S)
             if not self._thread.is_alive():
-                os.close(self._wake)
+                self._wake.close()
 
     def _run(self) -> None:
         pause = RETRY_S[0]

@@ -136,8 +136,8 @@ class Link:
             self._waiters.remove(woken)
             woken.close()
 
-    def watch(self, wake: int) -> None:
-        """Sleep until the link is lost, which the server's end is, or until the file descriptor `wake` is ready."""
+    def watch(self, wake: Wake) -> None:
+        """Sleep until the link is lost, which the server's end is, or until `wake` is set."""
         poll = select.poll()
         poll.register(wake, select.POLLIN)
         poll.register(self._socket, select.POLLRDHUP)

@@ -25,7 +25,7 @@ def make(tmp_path: Path) -> Iterator[Callable[[str], tuple[CacheEngine, Space]]]
 
     def open_(tiers: str = "[]") -> tuple[CacheEngine, Space]:
         path = tmp_path / f"{len(engines)}.yaml"
-        path.write_text(f"l1: {{size: 8MiB}}\nmin_object_size: 128KiB\nlookup_timeout: 1s\nl2: {tiers}\n")
+        path.write_text(f"l1: {{size: 8MiB}}\nmin_object_size: 128KiB\nlookup_timeout: 20s\nl2: {tiers}\n")
         engines.append(CacheEngine.open(str(path)))
         return engines[-1], engines[-1].register(spec())
 

@@ -31,7 +31,7 @@ def make(tmp_path: Path) -> Iterator[Callable[[str], tuple[CacheEngine, Space]]]
         yield open_
 
 
-TWO = "lookup_timeout: 1s\nl2: [{name: near, storage: memory}, {name: far, storage: memory}]\n"
+TWO = "lookup_timeout: 20s\nl2: [{name: near, storage: memory}, {name: far, storage: memory}]\n"
 
 
 def held(engine: CacheEngine, tier: int) -> dict[ObjectKey, bytes]:

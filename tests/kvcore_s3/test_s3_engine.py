@@ -23,7 +23,7 @@ def opened(folder: Path, endpoint: str, serde: str = "", **changed: str) -> Iter
     given = ", ".join(f"{name}: {value}" for name, value in options(endpoint, **changed).items())
     config = folder / "kvcore.yaml"
     config.write_text(
-        "l1: {size: 8MiB}\nmin_object_size: 128KiB\nlookup_timeout: 5s\n"
+        "l1: {size: 8MiB}\nmin_object_size: 128KiB\nlookup_timeout: 20s\n"
         f"l2: [{{storage: {{plugin: s3, {given}}}, timeout: 3s{serde}}}]\n"
     )
     engine = CacheEngine.open(str(config))

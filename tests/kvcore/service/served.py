@@ -15,7 +15,12 @@ from kvcore.testing.chunks import hashes, spec
 from kvcore.testing.servers.kvcore import KVCoreServer
 
 SOON_S = 10.0
-CONFIG: dict[str, Any] = {"l1": {"size": "8MiB"}, "l2": [{"storage": "memory"}], "min_object_size": "128KiB"}
+CONFIG: dict[str, Any] = {
+    "l1": {"size": "8MiB"},
+    "l2": [{"storage": "memory"}],
+    "min_object_size": "128KiB",
+    "lookup_timeout": "20s",  # others may be busy on this machine
+}
 WINDOWED = ModelSpec(
     "test", "m", "w", "bfloat16", 2, "LBHNC", "CPU", "vec", 32, 1,
     (GroupSpec(("a", "b"), (64 << 10, 64 << 10)), GroupSpec(("c",), (128 << 10,), window_tokens=64)),

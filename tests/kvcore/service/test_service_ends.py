@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from served import CONFIG, Child, back, connected, contents, engine_of, hashes, nothing_held, put, spec, until
+from served import Child, back, blocks, connected, contents, engine_of, hashes, nothing_held, put, spec, until
 
 from kvcore import __version__
 from kvcore.api import ServiceError
 from kvcore.config import Address
 from kvcore.engine import CacheEngine
-from kvcore.service import wire
+from kvcore.service import open_engine, wire
 from kvcore.service.address import Listener
 from kvcore.service.server import Server
 from kvcore.service.session import Session
@@ -92,27 +92,6 @@ def test_a_server_that_ends_leaves_anothers_socket(folder: Path) -> None:
     assert not list(folder.iterdir())
 
 
-def test_a_hangup_ends_a_server_as_any_other_signal(folder: Path) -> None:
-    """What waits for the tiers is written, and the socket is removed."""
-    disk = {"storage": {"plugin": "disk", "path": str(folder / "cache"), "capacity": "64MiB"}}
-    server = KVCoreServer(folder, {**CONFIG, "l2": [disk]})
-    with server:
-        engine, space = connected(server)
-        put(engine, space, hashes())
-        process = server._process
-        assert process is not None
-        process.send_signal(signal.SIGHUP)
-        assert process.wait(20) == 0
-        assert not server.socket.exists()
-        until(lambda: engine.descriptor() is None, "the engine has noticed")
-        server.start()
-        back(engine)
-        lookup = engine.lookup(space, hashes())
-        assert lookup.wait(10)
-        assert lookup.sources == {"disk": 8}
-        engine.close()
-
-
 @contextmanager
 def serving(folder: Path) -> Iterator[Server]:
     """A server in this process."""
@@ -128,6 +107,29 @@ def serving(folder: Path) -> Iterator[Server]:
         thread.join()
         made.close()
         listener.close()
+        engine.close()
+
+
+def test_what_was_sent_before_the_end_is_served(folder: Path) -> None:
+    """A server that is busy when it is told to end still reads what engines had sent by then."""
+    halted, go = threading.Event(), threading.Event()
+
+    def halt() -> None:
+        halted.set()
+        go.wait(10)
+
+    with serving(folder) as server:
+        engine = open_engine(flags={"server": str(server.addresses[0]), "server.timeout": "5s"})
+        space = engine.register(spec())
+        back(engine)
+        plan = engine.reserve(space, hashes(), 0, 8, blocks(space, 8))
+        server.post(halt)
+        assert halted.wait(10)
+        engine.publish(plan.id)
+        server.stop()
+        go.set()
+        until(lambda: server.engine.l1.usage()["leases"] == 0, "it is published")
+        assert server.engine.l1.usage()["objects"] == len(plan.copies) > 0
         engine.close()
 
 

@@ -76,7 +76,7 @@ def test_it_uses_no_processor_while_nobody_asks(server: KVCoreServer) -> None:
         engine.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_it_writes_out_what_waits_before_it_ends(folder: Path, number: signal.Signals) -> None:
     disk = {"storage": {"plugin": "disk", "path": str(folder / "cache"), "capacity": "64MiB"}}
     server = KVCoreServer(folder, {**CONFIG, "l2": [disk]})
@@ -87,6 +87,7 @@ def test_it_writes_out_what_waits_before_it_ends(folder: Path, number: signal.Si
         assert process is not None
         process.send_signal(number)
         assert process.wait(20) == 0
+        assert not server.socket.exists()
         until(lambda: engine.descriptor() is None, "the engine has noticed")
         server.start()
         back(engine)

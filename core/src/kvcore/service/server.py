@@ -31,6 +31,8 @@ WATCH_S = 2.0
 """How often is looked whether our socket's file is still there."""
 NO_ROOM_S = 0.5
 """How long nobody is accepted after the process has run out of files."""
+LAST_S = 0.5
+"""How long a server that is to end still reads what engines have sent."""
 MAX_CONNECTIONS = 4096
 
 
@@ -67,23 +69,32 @@ class Server:
             self._listen(listener)
 
     def run(self) -> None:
-        """Serve until `stop`."""
+        """Serve until `stop`, and then what had been sent by that time: what was stored last is not lost."""
         while not self._stopping:
-            behind = list(self._behind)
-            for fd, events in self._epoll.poll(0 if behind else self._timeout()):
-                handler = self._handlers.get(fd)  # one before it may have closed this one
-                if handler is not None:
-                    handler(events)
-            for connection in behind:
-                if connection in self._behind:  # not closed since
-                    self._read(connection)
-            for _ in range(len(self._later)):  # what they add is for the next turn, and wakes it
-                connection, call = self._later.popleft()
-                self._guarded(connection, call)
-            while self._posted:
-                self._posted.popleft()()
-            if self._files or self._strangers or self._searching or self._accept_again is not None:
-                self._tick(time.monotonic())
+            self._turn(0 if self._behind else self._timeout())
+        give_up = time.monotonic() + LAST_S
+        while self._turn(0) and time.monotonic() < give_up:
+            pass
+
+    def _turn(self, timeout_s: float) -> bool:
+        """Do what there is to do; was there anything?"""
+        behind = list(self._behind)
+        ready = self._epoll.poll(timeout_s)
+        for fd, events in ready:
+            handler = self._handlers.get(fd)  # one before it may have closed this one
+            if handler is not None:
+                handler(events)
+        for connection in behind:
+            if connection in self._behind:  # not closed since
+                self._read(connection)
+        for _ in range(len(self._later)):  # what they add is for the next turn, and wakes it
+            connection, call = self._later.popleft()
+            self._guarded(connection, call)
+        while self._posted:
+            self._posted.popleft()()
+        if self._files or self._strangers or self._searching or self._accept_again is not None:
+            self._tick(time.monotonic())
+        return bool(ready or behind)
 
     def post(self, call: Callable[[], None]) -> None:
         """Have `run` call something that returns at once and raises nothing. From any thread, until `close`."""

@@ -26,7 +26,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             tiers: str = "[]", more: str = "l1: {size: 8MiB}", *, node: Mapping[str, Any] = NOTHING, **http: Any
         ) -> tuple[CacheEngine, Client]:
             path = tmp_path / "served.yaml"
-            path.write_text(f"min_object_size: 128KiB\nlookup_timeout: 1s\nl2: {tiers}\n{more}\n")
+            path.write_text(f"min_object_size: 128KiB\nlookup_timeout: 20s\nl2: {tiers}\n{more}\n")
             engine = CacheEngine.open(str(path))
             stack.callback(engine.close)
             http = {"listen": "127.0.0.1:0", "token": TOKEN, **http}

@@ -148,6 +148,7 @@ def test_clearing(two: Any) -> None:
     assert lookup.stats == {"far": 8}
     assert client.post("/clear", {"all": True}).body["l1"] == 0  # they are being read
     engine.release(lookup)
+    assert engine.drain() == 0
     assert client.post("/clear", {"all": True, "tiers": True}).body["tiers"] == {"near": 8, "far": 8}  # was promoted
     assert contents(engine, ours, hashes()) == []
     assert client.post("/clear", {"tenant": "mallory"}).status == 404

@@ -19,14 +19,15 @@ def none(tag: str) -> None:
 
 def encode(chain: Sequence[Serde], data: memoryview) -> tuple[memoryview, memoryview]:
     header = memoryview(bytearray(HEADER_BYTES))
-    return header, Codec(chain, none).encode(key(1), data, LAYOUT, header)
+    (body,) = Codec(chain, none).encode(key(1), (data,), LAYOUT, header)
+    return header, body
 
 
 def decode(codec: Codec, header: memoryview, body: memoryview, nbytes: int = NBYTES, room: int | None = None) -> bytes:
     into = memoryview(bytearray(nbytes))
     memory = memoryview(bytearray(room or codec.max_encoded_bytes(nbytes)))
     memory[: len(body)] = body
-    codec.decode(key(1), header, memory, HEADER_BYTES + len(body), into, LAYOUT)
+    codec.decode(key(1), header, (memory,), HEADER_BYTES + len(body), (into,), LAYOUT)
     return bytes(into)
 
 
@@ -57,7 +58,8 @@ def test_in_place() -> None:
     header, body = encode([Mirror(), Zip()], payload(3))
     slot = memoryview(bytearray(NBYTES))
     slot[: len(body)] = body
-    codec.decode(key(1), header, slot, HEADER_BYTES + len(body), slot, LAYOUT)
+    place = (slot,)
+    codec.decode(key(1), header, place, HEADER_BYTES + len(body), place, LAYOUT)
     assert slot == payload(3)
 
 
@@ -66,7 +68,8 @@ def test_in_place_by_a_serde_that_reads_while_it_writes() -> None:
     header, body = encode([Pairs()], original)
     slot = memoryview(bytearray(NBYTES))
     slot[: len(body)] = body
-    Codec([], {"pairs/1": Pairs()}.get).decode(key(1), header, slot, HEADER_BYTES + len(body), slot, LAYOUT)
+    place = (slot,)
+    Codec([], {"pairs/1": Pairs()}.get).decode(key(1), header, place, HEADER_BYTES + len(body), place, LAYOUT)
     assert slot == original
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kvcore.api import ConfigError, Failed, KeySource, LayoutError, LeaseError, ObjectKey, ObjectLayout
-from kvcore.engine import CacheEngine, GroupSpec, ModelSpec, ObjectStore, Space, attach_arena
+from kvcore.api import ConfigError, Failed, KeySource, LayoutError, LeaseError, ObjectKey
+from kvcore.engine import CacheEngine, GroupSpec, ModelSpec, Space, attach_arena
 from kvcore.observe import exposition
+from kvcore.service import open_store
 
 BLOCK = 64 << 10
 FULL = GroupSpec(("a", "b"), (BLOCK, BLOCK))
@@ -563,9 +564,9 @@ def test_an_engine_that_fails_to_open_leaves_nothing(tmp_path: Path, monkeypatch
     path.write_text("l1: {size: 8MiB}\nl2: [{storage: memory}]\n")
     before = threads()
     monkeypatch.setattr(exposition, "serve", lambda registry, port: 1 / 0)
-    for face in (CacheEngine, ObjectStore, CacheEngine):
+    for face in (CacheEngine.open, open_store, CacheEngine.open):
         with pytest.raises(ZeroDivisionError):
-            face.open(str(path), flags={"metrics_port": 0})
+            face(str(path), flags={"metrics_port": 0})
     deadline = time.monotonic() + 5
     while threads() > before and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -580,28 +581,3 @@ def test_metrics_text_is_prometheus(engine: CacheEngine) -> None:
     assert "# TYPE kvcore_hit_chunks_total counter" in text
     assert 'kvcore_hit_chunks_total{source="l1"} 2.0' in text
     assert 'kvcore_miss_chunks_total{reason="absent"} 1.0' in text
-
-
-def test_object_store_moves_callers_buffers(tmp_path: Path) -> None:
-    path = tmp_path / "kvcore.yaml"
-    path.write_text("l2: [{storage: memory}]\n")
-    store = ObjectStore.open(str(path))
-    model = spec()
-    layout_bytes = 2 * BLOCK
-    layout = ObjectLayout(1, 1, (BLOCK, BLOCK), "bfloat16", 2)
-    ns = store.namespace(model, 32, "test/1")
-    keys = [ObjectKey(ns, h) for h in hashes(3)]
-    sources = [memoryview(bytearray(bytes([i]) * layout_bytes)) for i in range(3)]
-    assert store.exists(keys) == [False] * 3
-    assert store.store(keys[:2], sources[:2], layout) == [True, True]
-    assert store.exists(keys) == [True, True, False]
-    room = [memoryview(bytearray(layout_bytes)) for _ in range(3)]
-    assert store.load(keys, room, layout) == [True, True, False]
-    assert room[:2] == sources[:2]
-    store.delete(keys)
-    assert store.load(keys, room, layout) == [False] * 3
-    store.close()
-    store.close()
-    path.write_text("l2: []\n")
-    with pytest.raises(ConfigError, match="l2 is empty"):
-        ObjectStore.open(str(path))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from test_engine import BLOCK, hashes, opened, put, spec
 
-from kvcore.api import ObjectKey, ObjectLayout
-from kvcore.engine import CacheEngine, ObjectStore
+from kvcore.engine import CacheEngine, GroupSpec, LocalStore
+from kvcore.service import open_store
 from kvcore.testing import dist
 
 OBSERVER = """
@@ -47,7 +47,7 @@ def scrape(port: int) -> dict[str, str]:
         return scraped(answer.read().decode())
 
 
-def port_of(cache: CacheEngine | ObjectStore) -> int:
+def port_of(cache: CacheEngine | LocalStore) -> int:
     port: int = cache._presence._server.server_port
     return port
 
@@ -56,16 +56,17 @@ def test_object_store_tells_observers_and_serves_its_metrics(
     tmp_path: Path, observed: list[tuple[object, ...]]
 ) -> None:
     path = tmp_path / "kvcore.yaml"
-    path.write_text("hooks: [watch]\nmetrics_port: 0\nl2: [{storage: {plugin: memory, capacity: 80KiB}}]\n")
-    store = ObjectStore.open(str(path), name="mine")
-    layout = ObjectLayout(1, 1, (BLOCK,), "bfloat16", 2)
-    ns = store.namespace(spec(), 32, "test/1")
-    big, small, absent = (ObjectKey(ns, h) for h in hashes(3))
-    wide = ObjectLayout(1, 1, (2 * BLOCK,), "bfloat16", 2)
-    assert store.store([big], [memoryview(bytearray(2 * BLOCK))], wide) == [False]
-    assert store.store([small], [memoryview(bytearray(BLOCK))], layout) == [True]
-    room = [memoryview(bytearray(BLOCK)) for _ in range(2)]
-    assert store.load([small, absent], room, layout) == [True, False]
+    path.write_text("hooks: [watch]\nmetrics_port: 0\nl2: [{storage: {plugin: memory, capacity: 140KiB}}]\n")
+    store = open_store(str(path), name="mine")
+    wide = store.register(spec(), "test/1")
+    narrow = store.register(spec(GroupSpec(("a",), (BLOCK,))), "test/1")
+    big, small, absent = hashes(3)
+    room = [[memoryview(bytearray(BLOCK))] for _ in range(2)]
+    both = [[memoryview(bytearray(BLOCK)), memoryview(bytearray(BLOCK))]]
+    assert store.store(narrow, [small], room[:1]) == [True]
+    assert store.load(narrow, [small, absent], room) == [True, False]
+    store.delete(narrow, [small])
+    assert store.store(wide, [big], both) == [True]
     values = scrape(port_of(store))
     assert values['kvcore_tier_operations_total{op="load",outcome="missing",tier="memory"}'] == "1.0"
     port = port_of(store)
@@ -73,16 +74,16 @@ def test_object_store_tells_observers_and_serves_its_metrics(
     store.close()
     assert observed == [
         ("opened", "mine"),
-        ("failed", "memory", 2 * BLOCK, "too_large"),
         ("stored", "memory", BLOCK, ""),
         ("loaded", "memory", BLOCK, ""),
+        ("stored", "memory", 2 * BLOCK, ""),
         ("closed", "mine"),
     ]
     with pytest.raises(OSError, match="refused"):
         scrape(port)
-    assert store.exists([small]) == store.load([small], room[:1], layout) == [False]
-    assert store.store([small], room[:1], layout) == [False]
-    store.delete([small])
+    assert store.exists(narrow, [small]) == store.load(narrow, [small], room[:1]) == [False]
+    assert store.store(narrow, [small], room[:1]) == [False]
+    store.delete(narrow, [small])
 
 
 def test_a_cache_engine_closes_once_and_serves_fresh_gauges(tmp_path: Path, observed: list[tuple[object, ...]]) -> None:
@@ -104,8 +105,8 @@ FORKED = """
 import os, sys, threading, time
 from test_engine import hashes, opened, put, spec
 from test_engine_presence import port_of, scrape
-from kvcore.api import LeaseError, ObjectKey, ObjectLayout
-from kvcore.engine import ObjectStore
+from kvcore.api import LeaseError
+from kvcore.service import open_store
 from pathlib import Path
 
 folder = Path(sys.argv[1])
@@ -116,11 +117,11 @@ put(engine, space, hashes(4))
 before = engine.lookup(space, hashes(4))
 assert before.poll() == 4
 (folder / "store.yaml").write_text("l2: [{storage: memory}]")
-store = ObjectStore.open(str(folder / "store.yaml"))
-layout = ObjectLayout(1, 1, (4096,), "bfloat16", 2)
-keys = [ObjectKey(b"n" * 16, h) for h in hashes(1)]
-room = [memoryview(bytearray(4096))]
-assert store.store(keys, room, layout) == [True]
+store = open_store(str(folder / "store.yaml"))
+lent = store.register(spec(), "test/1")
+keys = hashes(1)
+room = [[memoryview(bytearray(lent.layouts[0].nbytes))]]
+assert store.store(lent, keys, room) == [True]
 
 engine.l1._lock.acquire()  # as another thread may hold it at that moment
 child = os.fork()
@@ -142,8 +143,8 @@ if child == 0:
         engine.publish(1)
         assert engine.drain() == engine.clear(space) == 0
         engine.stats()
-        assert store.exists(keys) == store.load(keys, room, layout) == store.store(keys, room, layout) == [False]
-        store.delete(keys)
+        assert store.exists(lent, keys) == store.load(lent, keys, room) == store.store(lent, keys, room) == [False]
+        store.delete(lent, keys)
         engine.close()
         store.close()
         assert time.monotonic() - begun < 3
@@ -165,7 +166,7 @@ lookup = engine.lookup(space, hashes(4))
 assert lookup.poll() == 4 and before.poll() == 4
 assert scrape(port_of(engine))["kvcore_l1_objects"] == "4.0"
 assert engine.drain() == 0
-assert store.exists(keys) == [True]
+assert store.exists(lent, keys) == [True]
 engine.close()
 store.close()
 print("as it should be")

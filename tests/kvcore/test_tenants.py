@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 from test_engine import contents, hashes, opened, put, spec
 
-from kvcore.api import ConfigError, Entry, Failed, ObjectKey, ObjectLayout, Stored
+from kvcore.api import ConfigError, Entry, Failed, ObjectKey, Stored
 from kvcore.builtin.eviction_lru import LruPolicy
 from kvcore.builtin.memory import MemoryStorage
 from kvcore.builtin.memory_config import MemoryConfig
 from kvcore.control.waiting import Waiting
-from kvcore.engine import CacheEngine, ObjectStore, Space
+from kvcore.engine import CacheEngine, Space
 from kvcore.l2 import HEADER_BYTES, Capacity
 from kvcore.l2.turns import Turns
+from kvcore.service import open_store
 from kvcore.tenants import Division
 
 OBJECT = 128 << 10
@@ -329,12 +330,12 @@ def test_ttl_in_a_tier(make: Make) -> None:
 def test_ttl_without_l1(tmp_path: Path) -> None:
     path = tmp_path / "kvcore.yaml"
     path.write_text("l2: [{storage: memory, ttl: 1s}]\n")
-    store = ObjectStore.open(str(path))
-    key, layout = keys("a", 1)[0], ObjectLayout(1, 1, (64,), "uint8", 1)
-    assert store.store([key], [memoryview(bytearray(64))], layout) == [True]
-    assert store.exists([key]) == [True]
+    store = open_store(str(path))
+    space = store.register(spec(), "test/1")
+    assert store.store(space, hashes(1), [[memoryview(bytearray(space.layouts[0].nbytes))]]) == [True]
+    assert store.exists(space, hashes(1)) == [True]
     until(lambda: not store._manager.tiers[0].storage._objects)
-    assert store.exists([key]) == [False]
+    assert store.exists(space, hashes(1)) == [False]
     store.close()
 
 

@@ -69,14 +69,14 @@ class Bench:
         self.tier.breaker._clock = lambda: self.now
 
     async def store(self, *numbers: int, **kwargs: Any) -> list[Any]:
-        stores = await self.tier.store([Transfer(key(i), payload(i), LAYOUT) for i in numbers], **kwargs)
+        stores = await self.tier.store([Transfer(key(i), (payload(i),), LAYOUT) for i in numbers], **kwargs)
         assert stores.settled is None
         return stores.outcomes
 
     async def load(self, *numbers: int) -> list[Any]:
         """Outcomes; what is `Loaded` has been compared with what was stored."""
         into = [memoryview(bytearray(NBYTES)) for _ in numbers]
-        loads = await self.tier.load([Transfer(key(i), b, LAYOUT) for i, b in zip(numbers, into, strict=True)])
+        loads = await self.tier.load([Transfer(key(i), (b,), LAYOUT) for i, b in zip(numbers, into, strict=True)])
         assert loads.settled is None
         for i, buffer, outcome in zip(numbers, into, loads.outcomes, strict=True):
             if isinstance(outcome, Loaded):
@@ -139,7 +139,7 @@ def test_lossy() -> None:
         bench = Bench(DictStorage(), [Halve(), Zip()])
         await bench.store(1)
         into = memoryview(bytearray(NBYTES))
-        loads = await bench.tier.load([Transfer(key(1), into, LAYOUT)])
+        loads = await bench.tier.load([Transfer(key(1), (into,), LAYOUT)])
         assert kinds(loads.outcomes) == ["Loaded"]
         assert into == bytes(b & 0xF0 for b in payload(1))
 
@@ -425,7 +425,7 @@ def test_too_large_for_the_storage() -> None:
         bench = Bench(DictStorage(), [Zip()])
         bench.storage.max_object_bytes = HEADER_BYTES + 100
         noise = memoryview(bytearray(b"".join(i.to_bytes(2, "little") for i in range(NBYTES // 2))))
-        given = [Transfer(key(i), p, LAYOUT) for i, p in ((1, payload(1)), (2, noise), (3, payload(3)))]
+        given = [Transfer(key(i), (p,), LAYOUT) for i, p in ((1, payload(1)), (2, noise), (3, payload(3)))]
         assert kinds((await bench.tier.store(given)).outcomes) == ["Stored", "too_large", "Stored"]
         assert set(bench.storage.objects) == {key(1), key(3)}
 
@@ -621,7 +621,7 @@ def test_a_serde_that_hangs_is_left_behind_at_the_deadline(side: str) -> None:
         await bench.store(1)
         real = getattr(serde, side)
         setattr(serde, side, lambda *args: (let_go.wait(20), real(*args))[1])
-        moved = [Transfer(key(2 if side == "encode" else 1), memoryview(bytearray(payload(1))), LAYOUT)]
+        moved = [Transfer(key(2 if side == "encode" else 1), (memoryview(bytearray(payload(1))),), LAYOUT)]
         begun = time.monotonic()
         done: Any = await (bench.tier.store(moved) if side == "encode" else bench.tier.load(moved))
         assert time.monotonic() - begun < 20 * TIMEOUT_S
@@ -640,7 +640,8 @@ def test_those_who_wait_for_a_slow_storage_are_let_go_when_it_is_found_down() ->
         gate = Gate("load")
         bench = Bench(DictStorage(gate), timeout_s=TIMEOUT_S)  # two calls at once
         begun = time.monotonic()
-        outcomes = await asyncio.gather(*(bench.tier.load([Transfer(key(i), payload(i), LAYOUT)]) for i in range(40)))
+        wanted = [Transfer(key(i), (payload(i),), LAYOUT) for i in range(40)]
+        outcomes = await asyncio.gather(*(bench.tier.load([one]) for one in wanted))
         took = time.monotonic() - begun
         assert took < 10 * TIMEOUT_S, "they queued for one deadline each"
         told = [kinds(o.outcomes)[0] for o in outcomes]
@@ -663,7 +664,7 @@ def test_a_blocking_load_that_hangs(chain: list[Serde]) -> None:
         gate = bench.storage.on_call = Gate("load")
         into = memoryview(bytearray(NBYTES))
         begun = time.monotonic()
-        loads = await bench.tier.load([Transfer(key(1), into, LAYOUT)])
+        loads = await bench.tier.load([Transfer(key(1), (into,), LAYOUT)])
         assert TIMEOUT_S * 0.9 < time.monotonic() - begun < 20 * TIMEOUT_S
         assert kinds(loads.outcomes) == ["timeout"]
         assert bench.count("load", "timeout") == 1
@@ -692,7 +693,7 @@ def test_a_blocking_store_that_hangs(chain: list[Serde]) -> None:
         gate = Gate("store")
         bench = Bench(DictStorage(gate), chain, timeout_s=TIMEOUT_S)
         given = payload(1)
-        stores = await bench.tier.store([Transfer(key(1), given, LAYOUT)])
+        stores = await bench.tier.store([Transfer(key(1), (given,), LAYOUT)])
         assert kinds(stores.outcomes) == ["timeout"]
         assert stores.settled is not None
         bench.storage.on_call = None
@@ -716,7 +717,7 @@ def test_a_call_that_never_got_a_thread_lets_go_at_once() -> None:
         await until(lambda: gate.inside == 2)
         waiting = asyncio.ensure_future(bench.tier._calls._call(bench.storage.load, []))
         bench.tier._calls._timeout_s = TIMEOUT_S / 3
-        late = await bench.tier.load([Transfer(key(1), payload(1), LAYOUT)])
+        late = await bench.tier.load([Transfer(key(1), (payload(1),), LAYOUT)])
         assert kinds(late.outcomes) == ["timeout"]
         assert late.settled is None
         waiting.cancel()
@@ -760,7 +761,7 @@ def test_an_async_load_that_will_not_be_cancelled() -> None:
         bench.storage.on_call = lambda method: stubborn()
         into = memoryview(bytearray(NBYTES))
         begun = time.monotonic()
-        loads = await bench.tier.load([Transfer(key(1), into, LAYOUT)])
+        loads = await bench.tier.load([Transfer(key(1), (into,), LAYOUT)])
         assert time.monotonic() - begun < TIMEOUT_S + 2
         assert kinds(loads.outcomes) == ["timeout"]
         assert loads.settled is not None
@@ -791,7 +792,7 @@ def test_an_async_load_on_a_thread_never_writes_into_the_slot_after_the_deadline
 
         bench = Bench(OnThreads(), timeout_s=TIMEOUT_S)
         into = memoryview(bytearray(NBYTES))
-        assert kinds((await bench.tier.load([Transfer(key(1), into, LAYOUT)])).outcomes) == ["timeout"]
+        assert kinds((await bench.tier.load([Transfer(key(1), (into,), LAYOUT)])).outcomes) == ["timeout"]
         let_go.set()
         await asyncio.sleep(0.3)
         assert into == bytes(NBYTES)
@@ -817,11 +818,11 @@ def test_exhaustion_and_recovery() -> None:
         gate = Gate("load", "exists")
         bench = Bench(DictStorage(gate), timeout_s=TIMEOUT_S)
         bench.tier.breaker.failure = lambda op, cause: None  # or it would spare the storage
-        loads = [await bench.tier.load([Transfer(key(i), payload(i), LAYOUT)]) for i in range(MAX_STUCK)]
+        loads = [await bench.tier.load([Transfer(key(i), (payload(i),), LAYOUT)]) for i in range(MAX_STUCK)]
         settled = [each.settled for each in loads]
         assert all(s is not None for s in settled)
         begun = time.monotonic()
-        refused = await bench.tier.load([Transfer(key(1), payload(1), LAYOUT)])
+        refused = await bench.tier.load([Transfer(key(1), (payload(1),), LAYOUT)])
         assert time.monotonic() - begun < TIMEOUT_S  # at once
         assert kinds(refused.outcomes) == ["timeout"]
         assert f"{MAX_STUCK} calls hang" in refused.outcomes[0].reason
@@ -860,7 +861,7 @@ def test_a_payload_that_changes_while_it_is_written_is_found_out() -> None:
                 given[:] = payload(2)
 
         bench = Bench(DictStorage(overwrite))
-        await bench.tier.store([Transfer(key(1), given, LAYOUT)])
+        await bench.tier.store([Transfer(key(1), (given,), LAYOUT)])
         assert kinds(await bench.load(1)) == ["corrupt"]
 
     run(main())
@@ -933,7 +934,7 @@ def test_close_while_a_call_hangs() -> None:
     async def main() -> None:
         gate = Gate("load")
         bench = Bench(DictStorage(gate), timeout_s=TIMEOUT_S)
-        loads = await bench.tier.load([Transfer(key(1), payload(1), LAYOUT)])
+        loads = await bench.tier.load([Transfer(key(1), (payload(1),), LAYOUT)])
         begun = time.monotonic()
         await bench.tier.close()
         assert time.monotonic() - begun < 20 * TIMEOUT_S
@@ -954,7 +955,7 @@ async def main():
     storage = DictStorage(lambda method: threading.Event().wait())
     tier = Tier("t", storage, Codec([], {}.get), threads=Threads("c", 1), timeout_s=0.1, metrics=Metrics())
     for i in range(5):
-        loads = await tier.load([Transfer(key(i), payload(i), LAYOUT)])
+        loads = await tier.load([Transfer(key(i), (payload(i),), LAYOUT)])
     await tier.close()
 
 asyncio.run(main())

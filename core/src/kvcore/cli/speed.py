@@ -91,8 +91,8 @@ async def _round_trip(subject: str, tier: Tier, keys: Sequence[ObjectKey], calls
     layout = ObjectLayout(1, 1, (size,), "bfloat16", 2)
     # Half noise, half constant: what compresses is then neither nothing nor everything.
     payload = random.Random(0).randbytes(size // 2) + bytes(size - size // 2)  # noqa: S311
-    sent = [Transfer(k, memoryview(bytearray(payload)), layout) for k in keys]
-    got = [Transfer(k, memoryview(bytearray(size)), layout) for k in keys]
+    sent = [Transfer(k, (memoryview(bytearray(payload)),), layout) for k in keys]
+    got = [Transfer(k, (memoryview(bytearray(size)),), layout) for k in keys]
     batch = tier.batch_size(OBJECTS, size)
     batches = [slice(i, i + batch) for i in range(0, OBJECTS, batch)]
     begun = time.perf_counter()
@@ -106,7 +106,7 @@ async def _round_trip(subject: str, tier: Tier, keys: Sequence[ObjectKey], calls
     if bad_loads := [o for o in loaded if not isinstance(o, Loaded)]:
         text = f"{len(bad_loads)} of {OBJECTS} objects just stored cannot be loaded: {bad_loads[0]}"
         return Finding("error", subject, text, "raise its capacity, or see its reason")
-    if any(t.payload != payload for t in got):
+    if any(t.payload[0] != payload for t in got):
         return Finding("error", subject, "objects came back changed", "take the tier out of l2 and report this")
     return _Rates(size, OBJECTS * size / store_s, OBJECTS * size / load_s)
 

@@ -13,12 +13,11 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from kvcore.api import Failed, Loaded, ObjectEvent, ObjectKey, ObjectLayout
+from kvcore.control.locate import locate
 from kvcore.control.loop import LoopThread
 from kvcore.l1 import L1, L1Object, ObjectSpace, ReadLease
 from kvcore.l2 import Tier, Transfer
 
-PATIENCE_S = 0.01
-"""Once every object has a source, how long a tier that comes earlier in the order may still take to claim it."""
 PROBE_BYTES = 32 << 20
 """How much is loaded to see how fast a tier is."""
 
@@ -107,31 +106,7 @@ class Fetcher:
         tiers = list(self._tiers)  # they may change while this waits
         if after in tiers:  # else it has been removed meanwhile
             tiers = tiers[tiers.index(after) + 1 :]
-        keys = [w.key for w in wants]
-        asked = {self._loop.spawn(tier.exists(keys)): i for i, tier in enumerate(tiers)}
-        sources: list[int | None] = [None] * len(keys)
-        pending = set(asked)
-        clock = asyncio.get_running_loop().time
-        give_up = clock() + self._patience_s
-        patient = True
-        while pending:
-            timeout_s = max(0.0, give_up - clock())
-            done, pending = await asyncio.wait(pending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if not done:
-                break
-            for task in done:
-                i = asked[task]
-                for k, there in enumerate(task.result()):
-                    best = sources[k]
-                    if there and (best is None or i < best):
-                        sources[k] = i
-            if pending and None not in sources:
-                last = max(i for i in sources if i is not None)
-                if not any(asked[task] < last for task in pending):
-                    break  # they could change nothing
-                if patient:
-                    patient, give_up = False, min(give_up, clock() + PATIENCE_S)
-        return [None if i is None else tiers[i] for i in sources]
+        return await locate(self._loop, tiers, [w.key for w in wants], patience_s=self._patience_s)
 
     async def load(
         self, fetch: Fetch, wants: Sequence[Want], sources: Sequence[Tier | None], *, probe: bool = False
@@ -206,7 +181,7 @@ class Fetcher:
         """Load into the slots of `lease` and publish; what did not come, with the reason: chunk hash -> word."""
         begun = time.perf_counter()
         try:
-            loads = await tier.load([Transfer(o.key, self._l1.view(o), layout) for o in mine])
+            loads = await tier.load([Transfer(o.key, (self._l1.view(o),), layout) for o in mine])
         except BaseException:
             self._l1.finish_write(lease, ok=False)
             raise

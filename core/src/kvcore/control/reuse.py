@@ -35,6 +35,10 @@ class Reuse:
         salt, offered = _salt(space.namespace, space.group), self._offered
         return self._take(space, [h for h in hashes if not offered.get(salt ^ hash(h))], new=True)
 
+    def published_keys(self, keys: Sequence[ObjectKey]) -> list[ObjectKey]:
+        """The same as `published`, of objects that are not in L1."""
+        return [key for key in keys if self._take(key, [key.chunk_hash], new=False)]
+
     def refused(self, keys: Iterable[ObjectKey]) -> None:
         """The tier did not take these objects: they are offered again when they are next asked for."""
         for key in keys:
@@ -42,7 +46,7 @@ class Reuse:
             if number in self._offered:
                 self._offered[number] = False
 
-    def _take(self, space: ObjectSpace, hashes: Sequence[bytes], *, new: bool) -> list[bytes]:
+    def _take(self, space: ObjectSpace | ObjectKey, hashes: Sequence[bytes], *, new: bool) -> list[bytes]:
         """Those to offer now: all that are known, and with `new` the others, too. All are known afterwards."""
         salt, offered = _salt(space.namespace, space.group), self._offered
         taken = []

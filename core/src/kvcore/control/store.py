@@ -302,7 +302,7 @@ class _Queue:
             there = await tier.exists([o.key for o in objects])
             absent = [o for o, known in zip(objects, there, strict=True) if not known]
             if absent:
-                batch = [Transfer(o.key, l1.view(o), job.layout) for o in absent]
+                batch = [Transfer(o.key, (l1.view(o),), job.layout) for o in absent]
                 with tier.told.storing([t.key for t in batch]):
                     stores = await tier.store(batch, held=lambda: l1.renew(job.lease))
                     settled = stores.settled

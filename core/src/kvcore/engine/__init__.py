@@ -1,13 +1,15 @@
-"""What an engine plugin talks to: `CacheEngine` for engines that hand over their paged KV, `ObjectStore` for engines
-that own their host memory."""
+"""What an engine plugin talks to: an `Engine` where the engine hands over its paged KV, an `ObjectStore` where it owns
+host memory. `kvcore.service` opens either."""
 
 from kvcore.engine.attach import attach_arena
 from kvcore.engine.cache_engine import CacheEngine
 from kvcore.engine.face import Engine, EngineLookup, StorePlan
 from kvcore.engine.fingerprint import weights_fingerprint
+from kvcore.engine.local_store import LocalStore
 from kvcore.engine.lookup import Lookup
-from kvcore.engine.object_store import ObjectStore
 from kvcore.engine.space import GroupSpec, ModelSpec, Space
+from kvcore.engine.store_face import ObjectStore
+from kvcore.engine.store_space import StoreSpace
 from kvcore.l1.arena import ArenaView
 
 __all__ = [
@@ -16,11 +18,13 @@ __all__ = [
     "Engine",
     "EngineLookup",
     "GroupSpec",
+    "LocalStore",
     "Lookup",
     "ModelSpec",
     "ObjectStore",
     "Space",
     "StorePlan",
+    "StoreSpace",
     "attach_arena",
     "weights_fingerprint",
 ]

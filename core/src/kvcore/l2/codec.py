@@ -1,13 +1,19 @@
-"""A payload through its serde chain and into a frame, and back. Synchronous: runs on threads, without state."""
+"""A payload through its serde chain and into a frame, and back. Synchronous: runs on threads, without state.
+
+A payload is several ranges of memory, one after the other. They are joined only for a serde, which needs one range.
+"""
 
 from collections.abc import Callable, Sequence
 
-from kvcore.api import FrameError, ObjectKey, ObjectLayout, Serde, SerdeError
+from kvcore.api import FrameError, ObjectKey, ObjectLayout, Serde, SerdeError, fill
+from kvcore.api.buffers import take
 from kvcore.l2 import frame
 from kvcore.l2.frame import HEADER_BYTES, Stage
 
 Resolve = Callable[[str], Serde | None]
 """Finds the serde that reads a tag, or None."""
+Payload = Sequence[memoryview]
+"""Contiguous ranges of unsigned bytes, one after the other."""
 
 
 class Codec:
@@ -35,19 +41,22 @@ class Codec:
             most = max(most, serde.max_encoded_bytes(most))
         return most
 
-    def encode(self, key: ObjectKey, payload: memoryview, layout: ObjectLayout, header: memoryview) -> memoryview:
+    def encode(self, key: ObjectKey, payload: Payload, layout: ObjectLayout, header: memoryview) -> Payload:
         """Fill `header` and return the payload to store: `payload` itself when the chain gains nothing."""
-        data, stages = payload, []
-        for serde in self.chain:
-            stages.append(Stage(serde.tag, len(data)))
-            data = memoryview(serde.encode(data, layout)).cast("B")
-        if len(data) >= len(payload) and not any(serde.lossy for serde in self.chain):
-            data, stages = payload, []
-        frame.pack(key, len(data), stages, frame.checksum(data), header)
-        return data
+        nbytes = sum(map(len, payload))
+        if self.chain:
+            data, stages = joined(payload), []
+            for serde in self.chain:
+                stages.append(Stage(serde.tag, len(data)))
+                data = memoryview(serde.encode(data, layout)).cast("B")
+            if len(data) < nbytes or any(serde.lossy for serde in self.chain):
+                frame.pack(key, len(data), stages, frame.checksum(data), header)
+                return (data,)
+        frame.pack(key, nbytes, [], frame.checksum(payload), header)
+        return payload
 
     def decode(
-        self, key: ObjectKey, header: memoryview, body: memoryview, stored: int, into: memoryview, layout: ObjectLayout
+        self, key: ObjectKey, header: memoryview, body: Payload, stored: int, into: Payload, layout: ObjectLayout
     ) -> None:
         """Check a stored frame and bring its payload into `into`. Raises `FrameError`.
 
@@ -55,28 +64,32 @@ class Codec:
         """
         found = frame.unpack(key, header, stored)
         original = found.stages[0].input_bytes if found.stages else found.payload_bytes
-        if original != len(into) or found.payload_bytes > len(body):
-            raise FrameError("length", f"holds {original} bytes, the object has {len(into)}")
-        data = body[: found.payload_bytes]
-        if frame.checksum(data) != found.checksum:
+        nbytes = sum(map(len, into))
+        if original != nbytes or found.payload_bytes > sum(map(len, body)):
+            raise FrameError("length", f"holds {original} bytes, the object has {nbytes}")
+        parts = take(body, found.payload_bytes)
+        if frame.checksum(parts) != found.checksum:
             raise FrameError("checksum", "the payload's checksum does not match")
         if not found.stages:
             if body is not into:
-                into[:] = data
+                fill(into, joined(parts))
             return
-        if body is into:  # encoded bytes were read in place: decoding must not overwrite its own source
-            data = memoryview(bytes(data))
+        # encoded bytes that were read in place: decoding must not overwrite its own source
+        data = memoryview(b"".join(parts)) if body is into else joined(parts)
         for i in range(len(found.stages) - 1, -1, -1):
             stage = found.stages[i]
             serde = self._by_tag.get(stage.tag) or self._find(stage.tag)
-            if stage.input_bytes > 4 * len(into) + HEADER_BYTES:
+            if stage.input_bytes > 4 * nbytes + HEADER_BYTES:
                 raise FrameError("header", f"stage {stage.tag} claims {stage.input_bytes} bytes")
-            target = into if i == 0 else memoryview(bytearray(stage.input_bytes))
+            last = i == 0 and len(into) == 1
+            target = into[0] if last else memoryview(bytearray(stage.input_bytes))
             try:
                 serde.decode(data, target, layout)
             except SerdeError as error:
                 raise FrameError("serde", f"{stage.tag}: {error}") from error
             data = target
+        if len(into) != 1:
+            fill(into, data)
 
     def _find(self, tag: str) -> Serde:
         serde = self._resolve(tag)
@@ -84,3 +97,8 @@ class Codec:
             raise FrameError("unknown_serde", f"no installed serde reads {tag!r}")
         self._by_tag[tag] = serde
         return serde
+
+
+def joined(payload: Payload) -> memoryview:
+    """A payload as one range: itself where it is one, else a copy."""
+    return payload[0] if len(payload) == 1 else memoryview(b"".join(payload))

@@ -28,7 +28,7 @@ from kvcore.l2.bounded import BoundedCalls
 from kvcore.l2.breaker import Breaker
 from kvcore.l2.buffers import StagingPool, headers
 from kvcore.l2.capacity import Capacity
-from kvcore.l2.codec import Codec
+from kvcore.l2.codec import Codec, Payload
 from kvcore.l2.frame import HEADER_BYTES
 from kvcore.l2.speed import LoadSpeed
 from kvcore.l2.threads import DeadlineExceeded, Threads
@@ -48,16 +48,25 @@ START_S = 10.0
 CLOSE_S = 5.0
 _QUIET, _QUIET_S = 3, 0.01
 """So often in a row, at this distance, nobody is at work in a tier that is to be closed."""
+_GIVEN_UP = Failed("nobody waits for it any more", "closed")
 _PROBE = [ObjectKey(bytes(16), bytes(32), 0)]
 """A key that nobody stores."""
 
 
 class Transfer(NamedTuple):
-    """One object to move: its key, its payload in the caller's memory, and its layout."""
+    """One object to move: its key, its payload in the caller's memory, and its layout.
+
+    The payload may lie in several places: contiguous ranges of unsigned bytes, one after the other.
+    """
 
     key: ObjectKey
-    payload: memoryview
+    payload: Payload
     layout: ObjectLayout
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the payload."""
+        return sum(map(len, self.payload))
 
 
 class Loads(NamedTuple):
@@ -237,14 +246,18 @@ class Tier:
         self.breaker.success("exists")
         return found
 
-    async def load(self, wanted: Sequence[Transfer]) -> Loads:
-        """Bring objects into their payloads, checked and decoded."""
+    async def load(self, wanted: Sequence[Transfer], held: Callable[[], bool] = lambda: True) -> Loads:
+        """Bring objects into their payloads, checked and decoded.
+
+        Args:
+            held: asked just before the payloads' memory is used: may it still be written? False loads nothing.
+        """
         down = Loads([Failed("the circuit breaker is open", "tier_down")] * len(wanted))
         if not wanted or not self.usable:
             return down
         with self._call():
             async with self._slots.turn(wanted[0].key.namespace):  # the breaker may open while this waits
-                return await self._load(wanted) if self.usable else down
+                return await self._load(wanted, held) if self.usable else down
 
     async def store(self, given: Sequence[Transfer], held: Callable[[], bool] = lambda: True) -> Stores:
         """Encode objects and write them.
@@ -336,21 +349,23 @@ class Tier:
 
     # -- loading -----------------------------------------------------------------------------------------------------
 
-    async def _load(self, wanted: Sequence[Transfer]) -> Loads:
+    async def _load(self, wanted: Sequence[Transfer], held: Callable[[], bool]) -> Loads:
         begun = time.perf_counter()
         pages = headers(len(wanted))
         # An asyncio storage may have handed the buffers to a thread that outlives its cancellation: such a thread
         # must never write into a slot that has been given to another object.
         in_place = self.codec.plain and (self.storage.zero_copy or isinstance(self.storage, BlockingStorage))
         try:
-            room = [self.codec.max_encoded_bytes(len(t.payload)) for t in wanted]
+            room = [self.codec.max_encoded_bytes(t.nbytes) for t in wanted]
         except Exception as error:  # a serde's own bug
             return Loads([Failed(f"its serde cannot say how long it encodes: {error!r}", "serde")] * len(wanted))
+        if in_place and not held():
+            return Loads([_GIVEN_UP] * len(wanted))
         staged = [] if in_place else [self._staging.take(n) for n in room]
-        bodies = (
-            [memoryview(b)[:n] for b, n in zip(staged, room, strict=True)] if staged else [t.payload for t in wanted]
+        bodies: list[Payload] = (
+            [(memoryview(b)[:n],) for b, n in zip(staged, room, strict=True)] if staged else [t.payload for t in wanted]
         )
-        items = [Item(t.key, (h, b)) for t, h, b in zip(wanted, pages, bodies, strict=True)]
+        items = [Item(t.key, (h, *b)) for t, h, b in zip(wanted, pages, bodies, strict=True)]
         try:
             raw = await self._calls.load(items)
         except DeadlineExceeded as error:
@@ -360,13 +375,15 @@ class Tier:
             self._failed("load", len(wanted), error)
             return Loads([Failed(str(error))] * len(wanted))
         self._answered("load", raw, time.perf_counter() - begun)
+        if not (in_place or held()):
+            return Loads([_GIVEN_UP] * len(wanted))
         try:
             outcomes = await self._on_thread("decoding", self._decode, wanted, pages, bodies, raw)
         except DeadlineExceeded as error:
             self._failed("load", len(wanted), error)
             return Loads([Failed(str(error), "timeout")] * len(wanted), error.settled)
         del items
-        for view, buffer in zip(bodies, staged, strict=False):
+        for (view, *_), buffer in zip(bodies, staged, strict=False):
             with suppress(BufferError):  # a storage that still holds a view keeps the buffer, too
                 view.release()
                 self._staging.give(buffer)
@@ -384,7 +401,7 @@ class Tier:
         self,
         wanted: Sequence[Transfer],
         pages: Sequence[memoryview],
-        bodies: Sequence[memoryview],
+        bodies: Sequence[Payload],
         raw: Sequence[LoadOutcome],
     ) -> list[LoadOutcome]:
         outcomes: list[LoadOutcome] = []
@@ -419,7 +436,11 @@ class Tier:
             await self.delete(replaced)
             self._unreadable.difference_update(replaced)
         refused = [self._refuse(body) for body in bodies]
-        asked = [Item(t.key, (h, b)) for t, h, b, no in zip(given, pages, bodies, refused, strict=True) if no is None]
+        asked = [
+            Item(t.key, (h, *b))
+            for t, h, b in zip(given, pages, bodies, strict=True)
+            if not isinstance(b, Failed) and self._refuse(b) is None
+        ]
         try:
             answers = await self._calls.store(asked) if asked else []
         except DeadlineExceeded as error:
@@ -434,8 +455,9 @@ class Tier:
         outcomes: list[StoreOutcome] = [next(rest) if no is None else no for no in refused]
         written = sum(i.nbytes for i, o in zip(asked, answers, strict=True) if isinstance(o, Stored))
         if not self.codec.plain:
-            self._metrics.add("serde_bytes", sum(len(t.payload) for t in given), self.name, "in")
-            self._metrics.add("serde_bytes", sum(len(b) for b in bodies if isinstance(b, memoryview)), self.name, "out")
+            self._metrics.add("serde_bytes", sum(t.nbytes for t in given), self.name, "in")
+            encoded = sum(sum(map(len, b)) for b in bodies if not isinstance(b, Failed))
+            self._metrics.add("serde_bytes", encoded, self.name, "out")
         del asked, bodies
         for buffer in staged:
             self._staging.give(buffer)
@@ -444,31 +466,32 @@ class Tier:
 
     def _encode(
         self, given: Sequence[Transfer], pages: Sequence[memoryview]
-    ) -> tuple[list[memoryview | Failed], list[Any]]:
-        bodies: list[memoryview | Failed] = []
+    ) -> tuple[list[Payload | Failed], list[Any]]:
+        bodies: list[Payload | Failed] = []
         staged = []
         for transfer, page in zip(given, pages, strict=True):
             try:
                 data = self.codec.encode(transfer.key, transfer.payload, transfer.layout, page)
                 if data is not transfer.payload:
                     # page-aligned, so that a direct write needs no copy of its own
-                    buffer = self._staging.take(max(1, len(data)))
+                    (encoded,) = data
+                    buffer = self._staging.take(max(1, len(encoded)))
                     staged.append(buffer)
-                    body = memoryview(buffer)[: len(data)]
-                    body[:] = data
-                    data = body
+                    body = memoryview(buffer)[: len(encoded)]
+                    body[:] = encoded
+                    data = (body,)
             except Exception as error:  # a serde's own bug: this object is not stored, the tier is not to blame
                 bodies.append(Failed(f"encoding failed: {error!r}", "serde"))
                 continue
             bodies.append(data)
         return bodies, staged
 
-    def _refuse(self, body: memoryview | Failed) -> Failed | None:
+    def _refuse(self, body: Payload | Failed) -> Failed | None:
         """Why an encoded object is not even offered to the storage."""
         if isinstance(body, Failed):
             return body
         limit = self._calls.max_object_bytes
-        if limit is not None and HEADER_BYTES + len(body) > limit:
+        if limit is not None and HEADER_BYTES + sum(map(len, body)) > limit:
             return Failed(f"larger than the storage's limit of {limit} bytes", "too_large")
         return None
 

@@ -167,7 +167,7 @@ class _Disk:
         return [Item(k, (h, p)) for k, h, p in zip(self._keys, self._pages, self._payloads, strict=True)]
 
     def _transfers(self) -> list[Transfer]:
-        return [Transfer(k, p, self._layout) for k, p in zip(self._keys, self._payloads, strict=True)]
+        return [Transfer(k, (p,), self._layout) for k, p in zip(self._keys, self._payloads, strict=True)]
 
     async def _each(self, things: Sequence[Any], call: Callable[[Any], Awaitable[Any]], wanted: type[Any]) -> None:
         """One call per object, `depth` at once: what the controllers do with objects of this size."""

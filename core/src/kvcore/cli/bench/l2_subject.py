@@ -287,8 +287,8 @@ class Rounds:
         """The objects that went well, and the seconds of all, in batches as the controllers cut them and as many at
         once as the storage likes. Raises `StorageError` when none went well."""
         objects = list(objects)
-        transfers = [Transfer(key, views[i], self._layout) for i, key in objects]
-        size = self._tier.batch_size(len(transfers), len(transfers[0].payload))
+        transfers = [Transfer(key, (views[i],), self._layout) for i, key in objects]
+        size = self._tier.batch_size(len(transfers), transfers[0].nbytes)
         batches = [transfers[at : at + size] for at in range(0, len(transfers), size)]
         begun = time.perf_counter()
         answers = await asyncio.gather(*(self._subject.call(call(batch)) for batch in batches))
@@ -303,7 +303,7 @@ class Rounds:
         self, op: str, i: int, key: ObjectKey, views: Sequence[memoryview], call: Callable[..., Any]
     ) -> bool:
         begun = time.perf_counter()
-        answer = await self._subject.call(call([Transfer(key, views[i], self._layout)]))
+        answer = await self._subject.call(call([Transfer(key, (views[i],), self._layout)]))
         seconds = time.perf_counter() - begun
         went_well = self._went_well(answer.outcomes[0], Stored if op == "store" else Loaded)
         if went_well:

@@ -1,0 +1,175 @@
+"""Batches of objects between memory of the caller and the tiers, without L1: what an object store does."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from kvcore.api import Failed, Loaded, LoadOutcome, ObjectKey, Stored, StoreOutcome
+from kvcore.control.events import sort_events
+from kvcore.control.manager import StorageManager
+from kvcore.control.reuse import Reuse
+from kvcore.l2 import Loads, Tier, Transfer
+from kvcore.observe import logger
+
+T = TypeVar("T")
+
+
+class Lent:
+    """Whether memory is still lent by the caller of a load or a store. Thread-safe.
+
+    Args:
+        writable: it is written into. What is only read can be taken back at any time: its checksum tells.
+    """
+
+    def __init__(self, writable: bool) -> None:
+        self._writable = writable
+        self._lock = threading.Lock()
+        self._used = self._over = False
+
+    def use(self) -> bool:
+        """Begin to use it. False when it has been taken back."""
+        with self._lock:
+            self._used = self._writable and not self._over
+            return not self._over
+
+    def take_back(self) -> bool:
+        """Nobody uses it from now on. False when somebody writes into it: then there is an end to wait for."""
+        with self._lock:
+            self._over = not self._used
+            return self._over
+
+
+class _Writes:
+    """What one tier is written."""
+
+    def __init__(self, write: str) -> None:
+        self.all = write == "all"
+        self.reuse = Reuse() if write == "reused" else None
+
+
+class Batches:
+    """Runs batches on the tiers' loop; its methods are coroutines of that loop. No tier makes them raise.
+
+    A batch has no key twice. Tiers are written what their `write:` says: `evicted` nothing, for nothing is evicted
+    here; `reused` what is stored for the second time.
+    """
+
+    def __init__(self, manager: StorageManager) -> None:
+        self._manager = manager
+        self._loop = manager.loop
+        self._hooks = manager.hooks
+        self._metrics = manager.metrics
+        self._writes = {name: _Writes(config.write) for name, config in manager.tier_configs.items()}
+        self.limit_s = 2 * sum(config.timeout for config in manager.tier_configs.values())
+        """How long a batch may take in its tiers, which hold themselves to their deadlines."""
+        idle = [name for name, config in manager.tier_configs.items() if config.write == "evicted"]
+        if idle:
+            logger.warning("nothing is written to %s: `write: evicted` is what L1 gives up", ", ".join(idle))
+
+    async def load(self, wanted: Sequence[Transfer], lent: Lent) -> list[bool]:
+        """Bring objects into their payloads, each from the first tier that has it; which arrived.
+
+        When it ends, nobody writes into the payloads any more.
+        """
+        arrived = [False] * len(wanted)
+        reasons: dict[int, str] = {}
+        for tier in list(self._manager.tiers):
+            left = [i for i, there in enumerate(arrived) if not there]
+            if not left:
+                break
+            batch = [wanted[i] for i in left]
+            outcomes = await self._load_from(tier, batch, lent.use)
+            for i, outcome in zip(left, outcomes, strict=True):
+                arrived[i] = isinstance(outcome, Loaded)
+                if isinstance(outcome, Failed):
+                    reasons[i] = outcome.kind
+            self._metrics.add("hit_chunks", sum(isinstance(o, Loaded) for o in outcomes), tier.name)
+            self._tell_loaded(tier, batch, outcomes)
+        self._metrics.add("lookup_chunks", len(wanted))
+        for i, there in enumerate(arrived):
+            if not there:
+                self._metrics.add("miss_chunks", 1, reasons.get(i, "absent"))
+        return arrived
+
+    async def _load_from(self, tier: Tier, batch: Sequence[Transfer], held: Callable[[], bool]) -> list[LoadOutcome]:
+        size = tier.batch_size(len(batch), batch[0].nbytes)
+        pieces = [batch[at : at + size] for at in range(0, len(batch), size)]
+        calls = [self._loop.spawn(tier.load(piece, held)) for piece in pieces]
+        outcomes: list[LoadOutcome] = []
+        hanging = []
+        for piece, call in zip(pieces, await _ended(calls), strict=True):
+            loads = call if isinstance(call, Loads) else Loads([Failed(repr(call), "internal")] * len(piece))
+            outcomes += loads.outcomes
+            if loads.settled is not None:
+                hanging.append(loads.settled)
+        if hanging:  # the storage may still write into the caller's memory
+            await asyncio.wait(hanging)
+        return outcomes
+
+    async def store(self, given: Sequence[Transfer], lent: Lent) -> list[bool]:
+        """Write objects to the tiers that want them; which are in at least one."""
+        tiers = list(self._manager.tiers)
+        stored = [False] * len(given)
+        for kept in await _ended([self._loop.spawn(self._store_to(tier, given, lent.use)) for tier in tiers]):
+            if isinstance(kept, list):
+                stored = [a or b for a, b in zip(stored, kept, strict=True)]
+        return stored
+
+    async def _store_to(self, tier: Tier, given: Sequence[Transfer], held: Callable[[], bool]) -> list[bool]:
+        writes = self._writes[tier.name]
+        if writes.reuse is not None:
+            wanted = set(writes.reuse.published_keys([t.key for t in given]))
+            self._metrics.add("tier_held_back", len(given) - len(wanted), tier.name)
+        elif writes.all:
+            wanted = {t.key for t in given}
+        else:
+            return [False] * len(given)
+        batch = [t for t in given if t.key in wanted]
+        size = tier.batch_size(len(batch), given[0].nbytes)
+        pieces = [batch[at : at + size] for at in range(0, len(batch), size)]
+        calls = [self._loop.spawn(self._write(tier, piece, held)) for piece in pieces]
+        kept: set[ObjectKey] = set()
+        for keys in await _ended(calls):
+            if isinstance(keys, set):
+                kept |= keys
+        if writes.reuse is not None:
+            writes.reuse.refused(wanted - kept)
+        return [t.key in kept for t in given]
+
+    async def _write(self, tier: Tier, batch: Sequence[Transfer], held: Callable[[], bool]) -> set[ObjectKey]:
+        """Those of a batch that the tier has afterwards."""
+        known = await tier.exists([t.key for t in batch])
+        kept = {t.key for t, there in zip(batch, known, strict=True) if there}
+        absent = [t for t in batch if t.key not in kept]
+        if absent:
+            with tier.told.storing([t.key for t in absent]):
+                stores = await tier.store(absent, held)
+                self._tell_stored(tier, absent, stores.outcomes)
+            kept.update(t.key for t, o in zip(absent, stores.outcomes, strict=True) if isinstance(o, Stored))
+        return kept
+
+    async def delete(self, keys: Sequence[ObjectKey]) -> None:
+        """Forget objects in every tier."""
+        await _ended([self._loop.spawn(tier.delete(keys)) for tier in list(self._manager.tiers)])
+
+    def _tell_loaded(self, tier: Tier, batch: Sequence[Transfer], outcomes: Sequence[LoadOutcome]) -> None:
+        if self._hooks.listens("loaded") or self._hooks.listens("failed"):
+            good, bad = sort_events(tier.name, [(t.key, t.nbytes) for t in batch], outcomes)
+            self._hooks.loaded(good)
+            self._hooks.failed(bad)
+
+    def _tell_stored(self, tier: Tier, batch: Sequence[Transfer], outcomes: Sequence[StoreOutcome]) -> None:
+        if self._hooks.listens("stored") or self._hooks.listens("failed"):
+            good, bad = sort_events(tier.name, [(t.key, t.nbytes) for t in batch], outcomes)
+            self._hooks.stored(good)
+            self._hooks.failed(bad)
+
+
+async def _ended(calls: "Sequence[asyncio.Task[T]]") -> "list[T | BaseException]":
+    """What each call has given or raised, once all are over; a fault, which is a bug, is logged."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception):
+            logger.error("a call to a tier failed: %r", result)
+    return results

@@ -1,0 +1,210 @@
+"""An object store whose tiers are in this process: the L2 stack without L1, for engines that own their host memory."""
+
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import CancelledError
+from typing import Any, TypeVar
+
+from kvcore.api import ConfigError, ObjectKey
+from kvcore.config import Config
+from kvcore.control import Batches, Lent, StorageManager, locate
+from kvcore.engine import space as spaces
+from kvcore.engine.presence import Presence
+from kvcore.engine.space import ModelSpec
+from kvcore.engine.store_face import Buffers
+from kvcore.engine.store_space import StoreSpace, nameable, rounds, sound
+from kvcore.l2 import Tier, Transfer
+from kvcore.observe import Metrics, Throttle, logger
+from kvcore.plugins import Registry
+
+T = TypeVar("T")
+SLACK_S = 1.0
+"""How much later than its own deadlines a call is given up, when the tiers' loop does not run."""
+CLOSE_S = 20.0
+"""How long `close` waits for calls under way."""
+
+
+class LocalSpace(StoreSpace):
+    """A `StoreSpace` of tiers in this process. `namespaces`: of each group."""
+
+    namespaces: tuple[bytes, ...]
+
+
+class LocalStore:
+    """An `ObjectStore` over the tiers of a configuration; `l1` and quotas of tenants are not used.
+
+    A `load` whose storage hangs in a call beyond its deadline blocks until the storage has let go of the caller's
+    buffers: the tier's circuit breaker keeps later calls away from it.
+    """
+
+    def __init__(self, manager: StorageManager, name: str = "kvcore") -> None:
+        self._manager = manager
+        self.metrics = manager.metrics
+        self._batches = Batches(manager)
+        self._log = Throttle()
+        self._idle = threading.Condition()
+        self._calls = 0
+        self._presence = Presence(manager, name)
+
+    @classmethod
+    def of(cls, config: Config, registry: Registry, name: str = "kvcore") -> "LocalStore":
+        """Open the tiers of a configuration. Raises `ConfigError` or `PluginError`."""
+        if not config.l2:
+            raise ConfigError("l2 is empty: an object store needs at least one tier, such as `l2: [{storage: disk}]`")
+        manager = StorageManager(config, registry, Metrics(), with_l1=False)
+        try:
+            if config.tenants:
+                logger.warning("tenants: quotas are kept by a server only (`server:`), not by a store of this process")
+            return cls(manager, name)
+        except BaseException:
+            manager.close()
+            raise
+
+    def register(self, spec: ModelSpec, keys: str, tenant: str = "") -> LocalSpace:
+        """See `ObjectStore.register`."""
+        space = LocalSpace(spec, keys, tenant)
+        lossy, salt = self._manager.lossy_tags, self._manager.config.salt
+        space.namespaces = tuple(
+            spaces.namespace(one, one.block_tokens, keys, lossy, salt, tenant) for one in space.groups()
+        )
+        return space
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    def prefix(self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0) -> int:
+        """See `ObjectStore.prefix`."""
+        there = self.exists(space, hashes, group)
+        return there.index(False) if False in there else len(there)
+
+    def exists(self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0) -> list[bool]:
+        """See `ObjectStore.exists`."""
+        there = [False] * len(hashes)
+        namespace = self._namespace(space, group)
+        places: dict[bytes, list[int]] = {}
+        for i, chunk_hash in enumerate(hashes):
+            if namespace is not None and nameable(chunk_hash):
+                places.setdefault(chunk_hash, []).append(i)
+        if namespace is None or not places:
+            return there
+        keys = [ObjectKey(namespace, chunk_hash) for chunk_hash in places]
+        begun = time.perf_counter()
+        patience_s = self._manager.config.lookup_timeout / 2
+        asking = locate(self._manager.loop, self._manager.tiers, keys, patience_s=patience_s, earlier_s=0.0)
+        nothing: list[Tier | None] = [None] * len(keys)
+        sources = self._run(asking, patience_s + SLACK_S, nothing)
+        for indexes, source in zip(places.values(), sources, strict=True):
+            for i in indexes:
+                there[i] = source is not None
+        self.metrics.add("lookups")
+        self.metrics.observe("lookup_seconds", time.perf_counter() - begun)
+        self.metrics.add("lookup_chunks", there.count(False))  # the others are counted as they are loaded
+        self.metrics.add("miss_chunks", there.count(False), "absent")
+        return there
+
+    # -- moving ------------------------------------------------------------------------------------------------------
+
+    def load(self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int = 0) -> list[bool]:
+        """See `ObjectStore.load`."""
+        arrived = self._move(self._batches.load, space, hashes, buffers, group, writable=True)
+        self.metrics.add("hit_tokens", arrived.count(True) * space.spec.block_tokens)
+        return arrived
+
+    def store(self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int = 0) -> list[bool]:
+        """See `ObjectStore.store`."""
+        return self._move(self._batches.store, space, hashes, buffers, group, writable=False)
+
+    def _move(
+        self,
+        how: Callable[[Sequence[Transfer], Lent], Coroutine[Any, Any, list[bool]]],
+        space: StoreSpace,
+        hashes: Sequence[bytes],
+        buffers: Buffers,
+        group: int,
+        *,
+        writable: bool,
+    ) -> list[bool]:
+        done = [False] * len(hashes)
+        namespace = self._namespace(space, group)
+        if namespace is None:
+            return done
+        layout = space.layouts[group]
+        chosen = sound(hashes, buffers, layout, writable=writable)
+        if len(chosen) < len(hashes):
+            self._log.warning(
+                "unsound",
+                f"{len(hashes) - len(chosen)} of {len(hashes)} are no objects of this space: hashes of 16 to 64 bytes "
+                f"are taken, and for each contiguous memoryviews of unsigned bytes with {layout.nbytes} in all",
+            )
+        for batch in rounds(hashes, chosen):
+            transfers = [Transfer(ObjectKey(namespace, hashes[i]), buffers[i], layout) for i in batch]
+            lent = Lent(writable)
+            moved = self._run(how(transfers, lent), self._batches.limit_s + SLACK_S, [False] * len(batch), lent)
+            for i, ok in zip(batch, moved, strict=True):
+                done[i] = ok
+        return done
+
+    def delete(self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0) -> None:
+        """See `ObjectStore.delete`."""
+        namespace = self._namespace(space, group)
+        if namespace is not None:
+            keys = [ObjectKey(namespace, h) for h in dict.fromkeys(hashes) if nameable(h)]
+            self._run(self._batches.delete(keys), self._batches.limit_s + SLACK_S, None)
+
+    # -- the rest ----------------------------------------------------------------------------------------------------
+
+    @property
+    def tiers(self) -> dict[str, str]:
+        """The tiers' names in order, each with the name of its storage plugin."""
+        configs = self._manager.tier_configs
+        return {tier.name: configs[tier.name].storage.plugin for tier in list(self._manager.tiers)}
+
+    def stats(self) -> dict[str, float]:
+        """See `ObjectStore.stats`."""
+        return self.metrics.values()
+
+    def metrics_text(self) -> str:
+        """See `ObjectStore.metrics_text`."""
+        return self.metrics.text()
+
+    def close(self) -> None:
+        """See `ObjectStore.close`. Calls under way are waited for, in bounded time."""
+        with self._idle:
+            if not self._manager.closed:
+                self._idle.wait_for(lambda: not self._calls, CLOSE_S)
+        self._presence.close()
+
+    def _namespace(self, space: StoreSpace, group: int) -> bytes | None:
+        """None when nothing can be asked: the store is closed, in a fork, or the model has no such group."""
+        assert isinstance(space, LocalSpace)
+        if self._manager.closed:
+            return None
+        if not 0 <= group < len(space.namespaces):
+            self._log.warning("group", f"group {group} of a model that has {len(space.namespaces)}")
+            return None
+        return space.namespaces[group]
+
+    def _run(self, coroutine: Coroutine[Any, Any, T], limit_s: float, nothing: T, lent: "Lent | None" = None) -> T:
+        """Run it on the tiers' loop; `nothing` when that does not run it in time, or has ended.
+
+        Memory that was `lent` for writing is only given up before anybody has begun to write into it.
+        """
+        with self._idle:
+            self._calls += 1
+        try:
+            future = self._manager.loop.submit(coroutine)
+            try:
+                return future.result(limit_s)
+            except TimeoutError:
+                if lent is not None and not lent.take_back():
+                    return future.result()
+                future.cancel()
+                self._log.warning("stalled", "the event loop of the tiers is blocked, by a plugin: requests miss")
+                return nothing
+        except (CancelledError, RuntimeError):  # it was closed meanwhile
+            coroutine.close()
+            return nothing
+        finally:
+            with self._idle:
+                self._calls -= 1
+                self._idle.notify_all()

@@ -1,0 +1,68 @@
+"""The face of a store that engine plugins are written for whose engine owns its host memory: objects between the
+caller's buffers and the cache, the same with the tiers in this process and behind a server."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvcore.engine.space import ModelSpec
+from kvcore.engine.store_space import StoreSpace
+
+
+class ObjectStore(Protocol):
+    """Batches of objects between the caller's buffers and the cache. Thread-safe.
+
+    An object is the KV of one engine block (or page) of one KV group: `ModelSpec.block_tokens` tokens, all layers of
+    the group, all `ModelSpec.ranks`. Its payload has `StoreSpace.layouts[group].nbytes` bytes; what they mean is the
+    engine's business. `register` a model, then call the others as often as you like.
+
+    All calls block; those that touch the cache are bounded in time, and none of them raises: what could not be done is
+    False, and a metric or a log line says why. That holds for a store that is down or slow, for objects that are torn,
+    and for what cannot be an object: a hash that is not 16 to 64 bytes long, a `group` that the model does not have,
+    buffers that are not as described or do not have the payload's length.
+
+    `hashes` name blocks; each must cover its block's tokens and all tokens before them. `buffers[i]` are the ranges of
+    memory whose concatenation is the payload of `hashes[i]`: contiguous `memoryview`s of unsigned bytes. They are
+    lent for the time of the call: nothing is written into them after it has returned, and `True` is never said of bytes
+    that are not those stored.
+    """
+
+    def register(self, spec: ModelSpec, keys: str, tenant: str = "") -> StoreSpace:
+        """Give a model (and a tenant: nobody sees another's objects) its space. Waits for no server.
+
+        `keys` names how the caller makes hashes, with a version, such as `acme-page/1`: objects are only found under
+        the scheme they were stored under. Raises `LayoutError` or `ConfigError` for what cannot be stored so.
+        """
+
+    def prefix(self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0) -> int:
+        """How many of the front are there. A hint: each may still be gone when it is loaded."""
+
+    def exists(self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0) -> list[bool]:
+        """Which are there, as a hint. All tiers are asked at once, and waited for at most half of `lookup_timeout`."""
+
+    def load(
+        self, space: StoreSpace, hashes: Sequence[bytes], buffers: Sequence[Sequence[memoryview]], group: int = 0
+    ) -> list[bool]:
+        """Bring each object into its buffers; which of them are there now. Buffers whose answer is False may hold
+        anything."""
+
+    def store(
+        self, space: StoreSpace, hashes: Sequence[bytes], buffers: Sequence[Sequence[memoryview]], group: int = 0
+    ) -> list[bool]:
+        """Keep each object; which are in at least one tier now, or accepted by the server, which writes them to its
+        tiers in the background. Tiers are written what their `write:` says."""
+
+    def delete(self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0) -> None:
+        """Forget the objects, in every tier. One that is in use at a server stays."""
+
+    def stats(self) -> dict[str, float]:
+        """What this store has counted, as a flat dict, histogram buckets aside. Costs no call to the cache."""
+
+    def metrics_text(self) -> str:
+        """The same in the Prometheus text format, buckets included."""
+
+    def close(self) -> None:
+        """Release everything. Idempotent. Whatever is asked afterwards is a miss."""
+
+
+Buffers = Sequence[Sequence[memoryview]]
+"""Per object, the ranges of memory that hold its payload, in order."""

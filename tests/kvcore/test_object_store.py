@@ -1,0 +1,261 @@
+"""The object store from outside: objects between the caller's buffers and the tiers of this process."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from test_engine import hashes
+
+from kvcore.api import ConfigError, LayoutError
+from kvcore.engine import GroupSpec, LocalStore, ModelSpec, StoreSpace
+from kvcore.service import open_store
+
+NBYTES = 3 * 7919 + 5
+Make = Callable[..., LocalStore]
+
+
+def model(*groups: GroupSpec, name: str = "m") -> ModelSpec:
+    return ModelSpec(
+        "test", name, "w", "bfloat16", 2, "page", "cpu", "vec", 16, 1, groups or (GroupSpec(("a",), (NBYTES,)),)
+    )
+
+
+def content(seed: object, nbytes: int = NBYTES) -> bytes:
+    return random.Random(str(seed)).randbytes(nbytes)
+
+
+def parts(data: bytes, seed: object = 0, pieces: int = 1) -> list[memoryview]:
+    """Copies of `pieces` consecutive ranges of `data`, of odd sizes, each at an odd address."""
+    rng = random.Random(str(seed))
+    cuts = sorted(rng.randrange(len(data) + 1) for _ in range(pieces - 1))
+    found = []
+    for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
+        room = bytearray(end - begin + 16)
+        at = rng.randrange(1, 15, 2)
+        room[at : at + end - begin] = data[begin:end]
+        found.append(memoryview(room)[at : at + end - begin])
+    return found
+
+
+def rooms(count: int, pieces: int = 1, nbytes: int = NBYTES) -> list[list[memoryview]]:
+    return [parts(bytes(nbytes), i, pieces) for i in range(count)]
+
+
+def joined(buffers: list[list[memoryview]]) -> list[bytes]:
+    return [b"".join(each) for each in buffers]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    with ExitStack() as stack:
+
+        def open_(text: str = "l2: [{storage: memory}]\n") -> LocalStore:
+            path = tmp_path / "kvcore.yaml"
+            path.write_text("lookup_timeout: 20s\n" + text.replace("FOLDER", str(tmp_path)))
+            store = open_store(str(path))
+            assert isinstance(store, LocalStore)
+            stack.callback(store.close)
+            return store
+
+        yield open_
+
+
+def put(store: LocalStore, space: StoreSpace, keys: list[bytes], pieces: int = 1) -> list[bool]:
+    return store.store(space, keys, [parts(content(k), k, pieces) for k in keys])
+
+
+def got(store: LocalStore, space: StoreSpace, keys: list[bytes], pieces: int = 1) -> list[bool]:
+    """What `load` says; what it says is there has been compared with what was stored."""
+    into = rooms(len(keys), pieces)
+    arrived = store.load(space, keys, into)
+    for key, there, data in zip(keys, arrived, joined(into), strict=True):
+        assert not there or data == content(key)
+    return arrived
+
+
+TIERS = {
+    "memory": "l2: [{storage: memory}]\n",
+    "disk": "l2: [{storage: {plugin: disk, path: FOLDER/disk, capacity: 64MiB}}]\n",
+    "serde": "l2: [{storage: memory, serde: [zstd]}]\n",
+}
+
+
+@pytest.mark.parametrize("text", TIERS.values(), ids=list(TIERS))
+def test_objects_in_several_buffers_come_back_in_others(make: Make, text: str) -> None:
+    store = make(text)
+    space = store.register(model(), "test/1")
+    keys = hashes(9)
+    assert store.exists(space, keys) == [False] * 9
+    assert store.prefix(space, keys) == 0
+    assert put(store, space, keys[:6], pieces=5) == [True] * 6
+    assert store.exists(space, keys) == [True] * 6 + [False] * 3
+    assert store.prefix(space, keys) == 6
+    assert got(store, space, keys, pieces=7) == [True] * 6 + [False] * 3
+    assert got(store, space, keys[::-1]) == [False] * 3 + [True] * 6
+    store.delete(space, [keys[2], keys[8]])
+    assert store.exists(space, keys[:6]) == [True, True, False, True, True, True]
+    assert store.prefix(space, keys) == 2
+
+
+def test_what_is_one_models_tenants_groups_or_key_schemes_is_no_others(make: Make) -> None:
+    store = make()
+    two = (GroupSpec(("a",), (NBYTES,)), GroupSpec(("b",), (NBYTES,), window_tokens=64))
+    mine = store.register(model(*two), "test/1")
+    others = [
+        store.register(model(*two), "test/2"),
+        store.register(model(*two, name="n"), "test/1"),
+        store.register(model(*two), "test/1", tenant="alice"),
+    ]
+    keys = hashes(3)
+    assert store.store(mine, keys, [parts(content(k)) for k in keys], group=1) == [True] * 3
+    assert store.exists(mine, keys, group=1) == [True] * 3
+    assert store.exists(mine, keys) == [False] * 3
+    for other in others:
+        assert store.exists(other, keys, group=1) == [False] * 3
+    again = store.register(model(*two), "test/1")
+    assert store.load(again, keys, rooms(3), group=1) == [True] * 3
+    for keys_name in ("", "no spaces", "x" * 201):
+        with pytest.raises(ConfigError, match="key scheme"):
+            store.register(model(), keys_name)
+    with pytest.raises(LayoutError):
+        store.register(model(GroupSpec((), ())), "test/1")
+
+
+def test_what_cannot_be_an_object_is_refused_and_the_rest_is_served(make: Make) -> None:
+    store = make()
+    space = store.register(model(), "test/1")
+    keys = hashes(2)
+    released = memoryview(bytearray(NBYTES))
+    released.release()
+    wrong = [
+        [memoryview(bytearray(NBYTES - 1))],
+        [memoryview(bytearray(NBYTES)), memoryview(bytearray(1))],
+        [memoryview(bytearray(2 * NBYTES))[::2]],
+        [memoryview(bytearray(NBYTES)).cast("c")],
+        [released],
+        [bytes(NBYTES)],
+        [],
+        memoryview(bytearray(NBYTES)),
+        None,
+    ]
+    for bad in wrong:
+        assert store.store(space, keys, [bad, parts(content(keys[1]))]) == [False, True]  # type: ignore[list-item]
+        assert store.load(space, keys, [bad, *rooms(1)]) == [False, True]  # type: ignore[list-item]
+    read_only = [memoryview(bytes(NBYTES))]
+    assert store.load(space, keys, [read_only, *rooms(1)]) == [False, True]
+    assert store.store(space, [keys[0]], [read_only]) == [True]
+    for no_hash in (b"", b"short", b"x" * 65, "text", None, 5):
+        given = [no_hash, keys[1]]
+        assert store.exists(space, given) == [False, True]  # type: ignore[arg-type]
+        assert store.load(space, given, rooms(2)) == [False, True]  # type: ignore[arg-type]
+        assert store.store(space, given, rooms(2)) == [False, True]  # type: ignore[arg-type]
+        store.delete(space, [no_hash])  # type: ignore[list-item]
+    assert store.store(space, keys, rooms(1)) == store.load(space, keys, rooms(3)) == [False, False]
+    for group in (-1, 1):
+        assert store.exists(space, keys, group) == store.load(space, keys, rooms(2), group) == [False, False]
+        assert store.store(space, keys, rooms(2), group) == [False, False]
+        store.delete(space, keys, group)
+    assert store.exists(space, []) == store.load(space, [], []) == store.store(space, [], []) == []
+
+
+def test_a_key_may_come_twice_in_a_batch(make: Make) -> None:
+    store = make()
+    space = store.register(model(), "test/1")
+    a, b = hashes(2)
+    assert put(store, space, [a, b, a, a]) == [True] * 4
+    assert got(store, space, [b, a, b, a]) == [True] * 4
+    assert store.exists(space, [a, b, a]) == [True] * 3
+
+
+def test_each_tier_is_written_what_it_asks_for(make: Make) -> None:
+    store = make(
+        "l2: [{name: all, storage: memory}, {name: reused, storage: memory, write: reused}, "
+        "{name: evicted, storage: memory, write: evicted}, {name: none, storage: memory, write: none}]\n"
+    )
+    space = store.register(model(), "test/1")
+    keys = hashes(4)
+
+    def held() -> list[int]:
+        return [len(tier.storage._objects) for tier in store._manager.tiers]
+
+    assert put(store, space, keys) == [True] * 4
+    assert held() == [4, 0, 0, 0]
+    assert put(store, space, keys[:2]) == [True] * 2
+    assert held() == [4, 2, 0, 0]
+    assert store.stats()['kvcore_tier_held_back_total{tier="reused"}'] == 4
+
+
+def test_a_first_store_in_a_selective_tier_alone_is_no_store(make: Make) -> None:
+    store = make("l2: [{storage: memory, write: reused}]\n")
+    space = store.register(model(), "test/1")
+    assert put(store, space, hashes(2)) == [False, False]
+    assert put(store, space, hashes(3)) == [True, True, False]
+    assert got(store, space, hashes(3)) == [True, True, False]
+
+
+def test_a_store_without_tiers_is_a_wrong_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "kvcore.yaml"
+    path.write_text("l2: []\n")
+    with pytest.raises(ConfigError, match="l2 is empty"):
+        open_store(str(path))
+
+
+def test_many_threads_at_once(make: Make) -> None:
+    store = make("l2: [{storage: {plugin: disk, path: FOLDER/disk, capacity: 64MiB}}, {storage: memory}]\n")
+    space = store.register(model(), "test/1")
+    keys = hashes(24)
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        try:
+            for _ in range(12):
+                chosen = rng.sample(keys, rng.randrange(1, 12))
+                if rng.random() < 0.4:
+                    assert put(store, space, chosen, pieces=rng.randrange(1, 6)) == [True] * len(chosen)
+                elif rng.random() < 0.2:
+                    store.delete(space, chosen[:2])
+                else:
+                    got(store, space, chosen, pieces=rng.randrange(1, 6))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_closing_while_it_is_used_ends_all_calls(make: Make) -> None:
+    store = make()
+    space = store.register(model(), "test/1")
+    keys = hashes(8)
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while not stop.is_set():
+                put(store, space, keys)
+                got(store, space, keys)
+                store.exists(space, keys)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)  # some calls, whichever
+    store.close()
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert not failures
+    assert got(store, space, keys) == store.exists(space, keys) == put(store, space, keys) == [False] * 8

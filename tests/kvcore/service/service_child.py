@@ -12,8 +12,9 @@ from typing import Any
 
 from served import back, blocks, contents, hashes, spec
 
-from kvcore.engine import attach_arena
-from kvcore.service import open_engine
+from kvcore.engine import GroupSpec, ModelSpec, attach_arena
+from kvcore.service import open_engine, open_store
+from kvcore.service import store as stores
 
 
 def say(value: Any) -> None:
@@ -48,6 +49,26 @@ def half_stored(config: str, count: str) -> None:
     engine.publish(plan.id)
     say("published")
     heard()
+
+
+def half_put(config: str) -> None:
+    """An object store that has copied half of an object."""
+    store = open_store(config, flags={"server.timeout": "5s"}, name="child")
+    size = 3 * 7919 + 5
+    space = store.register(
+        ModelSpec("test", "m", "w", "bfloat16", 2, "page", "cpu", "vec", 16, 1, (GroupSpec(("a",), (size,)),)), "test/1"
+    )
+    while not store.stats()["kvcore_server_up"]:
+        time.sleep(0.01)
+    keys = hashes(5)
+
+    def half(parts: Any, into: memoryview) -> None:
+        into[: size // 2] = b"\xee" * (size // 2)
+        say([key.hex() for key in keys])
+        heard()
+
+    stores.copy_in = half
+    store.store(space, keys, [[memoryview(bytearray(size))] for _ in keys])
 
 
 def planned(config: str, count: str) -> None:

@@ -113,9 +113,15 @@ class CacheEngine:
     # -- loading -----------------------------------------------------------------------------------------------------
 
     def lookup(
-        self, space: Space, hashes: Sequence[bytes], first: int = 0, on_answer: Callable[[], None] | None = None
+        self,
+        space: Space,
+        hashes: Sequence[bytes],
+        first: int = 0,
+        on_answer: Callable[[], None] | None = None,
+        each: bool = False,
     ) -> Lookup:
-        """See `Engine.lookup`. `on_answer` is called once it is answered, from any thread, also from within."""
+        """See `Engine.lookup`. `on_answer` is called once it is answered, from any thread, also from within. `each`:
+        see `Lookup`."""
 
         def answered(lookup: Lookup, seconds: float) -> None:
             count_answer(self.metrics, lookup, seconds)
@@ -124,7 +130,7 @@ class CacheEngine:
 
         tables = [self.object_space(space, g) for g in range(len(space.groups))]
         first = min(first, len(hashes))
-        lookup = Lookup(self.manager, space, tables, hashes, first, answered)
+        lookup = Lookup(self.manager, space, tables, hashes, first, answered, each)
         if not spaces.even(hashes[first:] if first else hashes):
             lookup.refuse()
             return lookup

@@ -129,13 +129,7 @@ class LocalStore:
         if namespace is None:
             return done
         layout = space.layouts[group]
-        chosen = sound(hashes, buffers, layout, writable=writable)
-        if len(chosen) < len(hashes):
-            self._log.warning(
-                "unsound",
-                f"{len(hashes) - len(chosen)} of {len(hashes)} are no objects of this space: hashes of 16 to 64 bytes "
-                f"are taken, and for each contiguous memoryviews of unsigned bytes with {layout.nbytes} in all",
-            )
+        chosen = sound(hashes, buffers, layout, writable=writable, throttle=self._log)
         for batch in rounds(hashes, chosen):
             transfers = [Transfer(ObjectKey(namespace, hashes[i]), buffers[i], layout) for i in batch]
             lent = Lent(writable)

@@ -39,8 +39,10 @@ class Lookup:
         hashes: Sequence[bytes],
         first: int,
         answered: "Callable[[Lookup, float], None]",
+        each: bool = False,
     ) -> None:
-        """`tables`: L1's table of each group. `answered`: called with the lookup and its seconds, once."""
+        """`tables`: L1's table of each group. `answered`: called with the lookup and its seconds, once. `each`: not the
+        prefix is wanted, but every chunk for itself; the answer then only says where the last of them ends."""
         self.space = space
         self.first = first
         self.objects: list[dict[int, L1Object]] = [{} for _ in space.groups]
@@ -51,6 +53,8 @@ class Lookup:
         self._l1 = manager.l1
         self._tables = tables
         self._answered = answered
+        self._each = each
+        self._prefix = space.windows == (None,) and not each
         self._hashes = hashes
         self._began = time.perf_counter()
         self._give_up = self._began + manager.config.lookup_timeout + SLACK_S
@@ -137,7 +141,7 @@ class Lookup:
         l1, space, first = self._l1, self.space, self.first
         hashes = self._hashes[first:] if first else self._hashes
         missing: list[tuple[int, int]] = []  # (group, chunk)
-        if space.windows == (None,):
+        if self._prefix:
             lease = l1.reserve_read(self._tables[0], hashes)
             found = lease.objects
             self.objects[0] = dict(zip(range(first, first + len(found)), found, strict=True))
@@ -207,7 +211,7 @@ class Lookup:
         """Where the prefix ends that is sooner loaded than computed. With windows it is all or nothing: a window lies
         where the prefix ends, and what was found are those of this end."""
         admission, model = self._manager.admission, self.space.spec.computed_as
-        if admission.speed(model) is None:
+        if self._each or admission.speed(model) is None:
             return end
         begin, tokens = self._usable(self.objects), self.space.chunk_tokens
         chunks: dict[int, list[tuple[Tier, int]]] = {}
@@ -243,6 +247,8 @@ class Lookup:
 
     def _usable(self, there: Sequence["set[int] | dict[int, L1Object]"]) -> int:
         """The largest n so that each full group has `[first, n)` and each windowed one the window before n."""
+        if self._each:
+            return max((i + 1 for found in there for i in found), default=self.first)
         end = len(self._hashes)
         for g, window in enumerate(self.space.windows):
             if window is None:
@@ -276,7 +282,7 @@ class Lookup:
         with self._lock:
             if self.answer is not None:
                 return  # given up meanwhile
-            if self._done is None and self.space.windows == (None,):  # a prefix, as it was leased
+            if self._done is None and self._prefix:  # as it was leased
                 answer = self.first + len(self.objects[0])
             else:
                 answer = self._usable(self.objects)

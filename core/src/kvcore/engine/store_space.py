@@ -8,6 +8,7 @@ from kvcore.api import ConfigError, ObjectLayout
 from kvcore.api.keys import MAX_HASH_BYTES, MIN_HASH_BYTES
 from kvcore.engine import space as spaces
 from kvcore.engine.space import ModelSpec
+from kvcore.observe import Throttle
 
 _SCHEME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+:/-]{0,199}")
 
@@ -66,16 +67,27 @@ def fits(payload: Sequence[memoryview], layout: ObjectLayout, *, writable: bool)
 
 
 def sound(
-    hashes: Sequence[bytes], buffers: Sequence[Sequence[memoryview]], layout: ObjectLayout, *, writable: bool
+    hashes: Sequence[bytes],
+    buffers: Sequence[Sequence[memoryview]],
+    layout: ObjectLayout,
+    *,
+    writable: bool,
+    throttle: Throttle,
 ) -> list[int]:
-    """The indexes of what can be moved."""
-    if len(hashes) != len(buffers):
-        return []
-    return [
-        i
-        for i, (chunk_hash, payload) in enumerate(zip(hashes, buffers, strict=True))
-        if nameable(chunk_hash) and fits(payload, layout, writable=writable)
-    ]
+    """The indexes of what can be moved; that there are others is logged."""
+    chosen = []
+    if len(hashes) == len(buffers):
+        for i, (chunk_hash, payload) in enumerate(zip(hashes, buffers, strict=True)):
+            if nameable(chunk_hash) and fits(payload, layout, writable=writable):
+                chosen.append(i)
+    if len(chosen) < len(hashes):
+        throttle.warning(
+            "unsound",
+            f"{len(hashes) - len(chosen)} of {len(hashes)} objects with {len(buffers)} lists of buffers are refused: "
+            f"give hashes of 16 to 64 bytes, and for each one list of contiguous {'writable ' * writable}memoryviews "
+            f"of unsigned bytes, {layout.nbytes} in all",
+        )
+    return chosen
 
 
 def rounds(hashes: Sequence[bytes], indexes: Sequence[int]) -> Iterator[list[int]]:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
 from kvcore.api import EvictionPolicy
@@ -89,6 +89,16 @@ class Table:
                     self._room.drop(gone, "cleared")
                     count += len(gone)
         return count
+
+    def delete(self, space: ObjectSpace, hashes: Iterable[bytes]) -> int:
+        """Delete those of these objects that no one reads; how many went."""
+        with self._lock:
+            found = (space.objects.get(chunk_hash) for chunk_hash in dict.fromkeys(hashes))
+            gone = [obj for obj in found if obj is not None and not obj.readers]
+            if not gone or not space.pool.remove(gone):
+                return 0
+            self._room.drop(gone, "cleared")
+            return len(gone)
 
     def forget(self, held: Callable[[ObjectSpace], bool]) -> list[ObjectSpace]:
         """Forget spaces that hold nothing and are not `held` by anyone who may use them again, and tenants that have

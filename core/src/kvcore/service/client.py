@@ -25,12 +25,16 @@ from kvcore.transfer.plan import Copy
 
 CLEAR_S = 10.0
 """How long `clear` waits for the server's count."""
+DELETE_S = 30.0
+"""How long `delete` waits until the server's tiers have deleted."""
 
 
 class ServedSpace(Space):
-    """A `Space` that a server knows by `id`. `refused`: it has said that it cannot cache this model."""
+    """A `Space` that a server knows by `id`. `refused`: it has said that it cannot cache this model. `key_scheme`: of
+    its hashes."""
 
     id: int
+    key_scheme: str
     refused: bool = False
 
 
@@ -61,7 +65,8 @@ class RemoteEngine:
         self._unused: deque[int] = deque()
         """Spaces that nobody uses since the last `register`."""
         self._waiting: dict[int, RemoteLookup] = {}
-        self._numbers: dict[int, int | None] = {}
+        self._late: dict[int, Any] = {}
+        """What is answered when it is done -> the answer, None until then."""
         self._plans: dict[int, tuple[Link, int, int]] = {}
         self._link: Link | None = None
         self._observer: Any = None
@@ -80,8 +85,13 @@ class RemoteEngine:
         """See `Engine.register`."""
         spaces.check(spec)
         chunk_tokens = spaces.resolve_chunk_tokens(spec, self.config.chunk_tokens, int(self.config.min_object_size))
+        return self.admit(spec, tenant, chunk_tokens, self._keys.scheme)
+
+    def admit(self, spec: ModelSpec, tenant: str, chunk_tokens: int, key_scheme: str) -> ServedSpace:
+        """Register a model whose hashes are made by `key_scheme`, of chunks of this size."""
         space = ServedSpace(spec, self._keys, b"", chunk_tokens, self.descriptor, tenant)
         space.id = next(self._ids)
+        space.key_scheme = key_scheme
         weakref.finalize(space, self._unused.append, space.id).atexit = False
         with self._lock:
             self._spaces[space.id] = space
@@ -96,8 +106,8 @@ class RemoteEngine:
 
     # -- loading -----------------------------------------------------------------------------------------------------
 
-    def lookup(self, space: Space, hashes: Sequence[bytes], first: int = 0) -> RemoteLookup:
-        """See `Engine.lookup`."""
+    def lookup(self, space: Space, hashes: Sequence[bytes], first: int = 0, each: bool = False) -> RemoteLookup:
+        """See `Engine.lookup`. `each`: every chunk for itself, and `retrieve` gives those that are there."""
         assert isinstance(space, ServedSpace)
         link = self._link
         first = min(first, len(hashes))
@@ -108,7 +118,7 @@ class RemoteEngine:
             lookup.lose("refused" if link is not None else "no_server")
             return lookup
         self._waiting[lookup.id] = lookup
-        answer = link.ask(wire.Find(lookup.id, space.id, len(wanted[0]), b"".join(wanted)))
+        answer = link.ask(wire.Find(lookup.id, space.id, len(wanted[0]), b"".join(wanted), each))
         if isinstance(answer, wire.Found):
             self._reply(answer)
         elif answer is None:
@@ -161,9 +171,15 @@ class RemoteEngine:
     # -- storing -----------------------------------------------------------------------------------------------------
 
     def reserve(
-        self, space: Space, hashes: Sequence[bytes], first: int, last: int, block_ids: Sequence[Sequence[int]]
+        self,
+        space: Space,
+        hashes: Sequence[bytes],
+        first: int,
+        last: int,
+        block_ids: Sequence[Sequence[int]],
+        chained: bool = True,
     ) -> StorePlan:
-        """See `Engine.reserve`."""
+        """See `Engine.reserve`. `chained`: the hashes are of chunks that follow each other."""
         assert isinstance(space, ServedSpace)
         link, blocks = self._link, space.chunk_blocks
         groups = len(space.groups)
@@ -191,7 +207,7 @@ class RemoteEngine:
             for group in spans
         )
         size, blob = len(wanted[0]), b"".join(wanted)
-        answer = link.ask(wire.Reserve(next(self._ids), space.id, size, blob, b"".join(parent), chosen))
+        answer = link.ask(wire.Reserve(next(self._ids), space.id, size, blob, b"".join(parent), chosen, chained))
         if answer is not None and not all(wire.whole(found, count) for found in answer.groups):
             link.lose("protocol")
         if answer is None or not link.alive:
@@ -269,27 +285,49 @@ class RemoteEngine:
     def clear(self, space: Space) -> int:
         """See `Engine.clear`."""
         assert isinstance(space, ServedSpace)
-        link, number = self._link, next(self._ids)
-        return self._number(link, wire.Clear(number, space.id), CLEAR_S) if link is not None else 0
+        return self._number(wire.Clear(next(self._ids), space.id), CLEAR_S)
 
     def drain(self, timeout_s: float = 10.0) -> int:
         """See `Engine.drain`. Without a server nothing waits."""
-        link, number = self._link, next(self._ids)
-        if link is None:
-            return 0
         timeout_s = float(min(timeout_s, wire.MAX_DRAIN_S)) if timeout_s > 0 else 0.0  # which a NaN is not
-        return self._number(link, wire.Drain(number, timeout_s), timeout_s + link.timeout_s)
+        return self._number(wire.Drain(next(self._ids), timeout_s), timeout_s + self._server.timeout)
 
-    def _number(self, link: Link, message: wire.Clear | wire.Drain, timeout_s: float) -> int:
-        """The answer to what may take the server longer than others wait; 0 when there is none by then."""
-        number = message.id
-        self._numbers[number] = None
+    def exists(self, space: ServedSpace, hashes: Sequence[bytes]) -> list[bool]:
+        """Which objects of a space with one group are there, as a hint. Hashes as `lookup` takes them."""
+        there = [False] * len(hashes)
+        link = self._link
+        if link is None or space.refused or not hashes or not spaces.even(hashes):
+            return there
+        message = wire.Exists(next(self._ids), space.id, len(hashes[0]), b"".join(hashes))
+        answer = self._ask_late(message, link.welcome.lookup_timeout_s + link.timeout_s)
+        if isinstance(answer, wire.There) and len(answer.indexes) % 4 == 0:
+            for i in wire.unpack_indexes(answer.indexes):
+                if i < len(there):
+                    there[i] = True
+        return there
+
+    def delete(self, space: ServedSpace, hashes: Sequence[bytes]) -> int:
+        """Forget objects of a space with one group, in L1 and the tiers; how many left L1."""
+        if space.refused or not hashes or not spaces.even(hashes):
+            return 0
+        return self._number(wire.Delete(next(self._ids), space.id, len(hashes[0]), b"".join(hashes)), DELETE_S)
+
+    def _number(self, message: wire.Clear | wire.Drain | wire.Delete, timeout_s: float) -> int:
+        answer = self._ask_late(message, timeout_s)
+        return answer.value if isinstance(answer, wire.Number) else 0
+
+    def _ask_late(self, message: wire.Clear | wire.Drain | wire.Delete | wire.Exists, timeout_s: float) -> Any:
+        """The answer to what may take the server longer than others wait; None when there is none by then."""
+        link, number = self._link, message.id
+        if link is None:
+            return None
+        self._late[number] = None
         try:
             if link.tell(message):
-                link.wait(lambda: self._numbers[number] is not None, timeout_s)
-            return self._numbers[number] or 0
+                link.wait(lambda: self._late[number] is not None, timeout_s)
+            return self._late[number]
         finally:
-            del self._numbers[number]
+            del self._late[number]
 
     @property
     def tiers(self) -> dict[str, str]:
@@ -329,7 +367,7 @@ class RemoteEngine:
         return link
 
     def _introduce(self, link: Link, space: ServedSpace) -> None:
-        keys, salt = self._keys.scheme, self.config.salt
+        keys, salt = space.key_scheme, self.config.salt
         message = wire.Register(space.id, space.spec, space.tenant, space.chunk_tokens, keys, salt)
         try:
             framed = memoryview(wire.frame(message))[wire.LENGTH.size :]
@@ -353,8 +391,8 @@ class RemoteEngine:
                 space.namespace, space.refused = reply.namespace, bool(reply.refused)
             if reply.refused:
                 self._log.warning("registered", f"the server cannot cache this model: {reply.refused}")
-        elif isinstance(reply, wire.Number) and reply.id in self._numbers:
-            self._numbers[reply.id] = reply.value
+        elif reply.id in self._late:
+            self._late[reply.id] = reply
 
     def _lost(self, link: Link, reason: str) -> None:
         if self._link is link:

@@ -1,11 +1,15 @@
 """The engine or the object store that a configuration asks for: of this process, or behind a server."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvcore.config import load_config
+from kvcore.api import ConfigError
+from kvcore.config import Config, load_config
 from kvcore.engine import CacheEngine, Engine, LocalStore, ObjectStore
-from kvcore.plugins import registry_from_env
+from kvcore.plugins import Registry, registry_from_env
+
+if TYPE_CHECKING:
+    from kvcore.service.client import RemoteEngine
 
 
 def open_engine(path: str | None = None, *, flags: Mapping[str, Any] | None = None, name: str = "kvcore") -> Engine:
@@ -22,14 +26,12 @@ def open_engine(path: str | None = None, *, flags: Mapping[str, Any] | None = No
     config = load_config(path, flags=dict(flags or {}), registry=registry)
     if config.server is None:
         return CacheEngine.of(config, registry, name)
-    from kvcore.service.autostart import Autostart
-    from kvcore.service.client import RemoteEngine
+    engines = _remote(config, registry, flags or {}, name)
+    if len(engines) == 1:
+        return engines[0]
     from kvcore.service.several import SeveralEngine
 
-    start = Autostart(config, flags or {}) if config.server.autostart else _nothing
-    each = [config.server.model_copy(update={"url": (address,)}) for address in config.server.url]
-    engines = [RemoteEngine(config.model_copy(update={"server": one}), registry, name, start) for one in each]
-    return engines[0] if len(engines) == 1 else SeveralEngine(engines)
+    return SeveralEngine(engines)
 
 
 def open_store(path: str | None = None, *, flags: Mapping[str, Any] | None = None, name: str = "kvcore") -> ObjectStore:
@@ -45,7 +47,27 @@ def open_store(path: str | None = None, *, flags: Mapping[str, Any] | None = Non
     config = load_config(path, flags=dict(flags or {}), registry=registry)
     if config.server is None:
         return LocalStore.of(config, registry, name)
-    raise NotImplementedError("a store over `server:` comes next")
+    if len(config.server.url) > 1:
+        raise ConfigError(
+            f"server: {len(config.server.url)} servers, over which an object store cannot be spread: give `server.url` "
+            "one address"
+        )
+    from kvcore.service.store import RemoteStore
+
+    (engine,) = _remote(config, registry, flags or {}, name)
+    return RemoteStore(engine)
+
+
+def _remote(config: Config, registry: Registry, flags: Mapping[str, Any], name: str) -> "list[RemoteEngine]":
+    """A client of each of the servers."""
+    from kvcore.service.autostart import Autostart
+    from kvcore.service.client import RemoteEngine
+
+    server = config.server
+    assert server is not None
+    start = Autostart(config, flags) if server.autostart else _nothing
+    each = [server.model_copy(update={"url": (address,)}) for address in server.url]
+    return [RemoteEngine(config.model_copy(update={"server": one}), registry, name, start) for one in each]
 
 
 def _nothing() -> None:

@@ -9,13 +9,15 @@ attaches too late is refused, and nothing that an earlier session planned is eve
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 from kvcore.api import KVCoreError, LayoutError
 from kvcore.engine import CacheEngine, Lookup, Space
 from kvcore.engine import space as spaces
+from kvcore.engine.objects import delete, exists
 from kvcore.l1 import L1Object
 from kvcore.service import wire
 from kvcore.service.connection import Connection
@@ -142,7 +144,7 @@ class Session:
         _bound(hashes, space)
         if number in self._lookups or len(self._lookups) >= MAX_LOOKUPS:
             raise wire.ProtocolError(f"lookup {number} is one too many")
-        lookup = self._engine.lookup(space, hashes, on_answer=partial(self._answered, number))
+        lookup = self._engine.lookup(space, hashes, on_answer=partial(self._answered, number), each=message.each)
         self._lookups[number] = lookup
         self.waiting[number] = lookup
         if lookup.answer is None:
@@ -201,7 +203,7 @@ class Session:
             if len(indexes) > len(hashes) or max(indexes, default=0) >= len(hashes):
                 raise wire.ProtocolError("an index beyond the hashes")
             wanted.append([hashes[i] for i in indexes])
-        claim = self._engine.claim(space, wanted, [message.parent, *hashes])
+        claim = self._engine.claim(space, wanted, [message.parent, *hashes] if message.chained else [])
         if claim.id:
             self._plans[claim.id] = None
         places = {h: i for i, h in enumerate(hashes)}
@@ -222,6 +224,43 @@ class Session:
         if space is not None:
             self._engine.prefilled(space, message.tokens, message.seconds)
 
+    def _exists(self, message: wire.Exists) -> None:
+        def told(there: Sequence[bool]) -> None:
+            indexes = wire.pack_indexes([i for i, found in enumerate(there) if found])
+            self._connection.send(wire.There(message.id, indexes))
+
+        hashes = wire.split_hashes(message.hashes, message.hash_bytes)
+        space = self._single(message.space)
+        if space is None:
+            told(())
+        else:
+            self._reply_later(exists(self._engine, space, hashes), told, ())
+
+    def _delete(self, message: wire.Delete) -> None:
+        def told(gone: int) -> None:
+            self._connection.send(wire.Number(message.id, gone))
+
+        hashes = wire.split_hashes(message.hashes, message.hash_bytes)
+        space = self._single(message.space)
+        if space is None:
+            told(0)
+        else:
+            self._reply_later(delete(self._engine, space, hashes), told, 0)
+
+    def _single(self, number: int) -> Space | None:
+        """A space of one group; None where its registration was refused."""
+        space = self._spaces.get(number)
+        if space is not None and len(space.groups) != 1:
+            raise wire.ProtocolError(f"a question about objects of a space with {len(space.groups)} groups")
+        return space
+
+    def _reply_later(self, waiting: "Future[Any]", told: Callable[[Any], None], nothing: Any) -> None:
+        def done() -> None:
+            if not self.ended:
+                told(nothing if waiting.cancelled() or waiting.exception() else waiting.result())
+
+        waiting.add_done_callback(lambda _: self._later(done))
+
     def _clear(self, message: wire.Clear) -> None:
         self._clear_some(message.id, self._spaces.get(message.space), 0)
 
@@ -233,14 +272,10 @@ class Session:
             self._connection.send(wire.Number(number, before + gone))
 
     def _drain(self, message: wire.Drain) -> None:
-        def done(left: int) -> None:
-            if not self.ended:
-                self._connection.send(wire.Number(message.id, left))
+        def told(left: int) -> None:
+            self._connection.send(wire.Number(message.id, left))
 
-        waiting = self._engine.draining(message.timeout_s)
-        waiting.add_done_callback(
-            lambda f: self._later(partial(done, 0 if f.cancelled() or f.exception() else f.result()))
-        )
+        self._reply_later(self._engine.draining(message.timeout_s), told, 0)
 
     def _news(self, message: wire.News) -> None:
         if self._box is None:
@@ -261,6 +296,8 @@ _HANDLERS: dict[type, Callable[[Session, Any], None]] = {
     wire.Prefilled: Session._prefilled,
     wire.Register: Session._register,
     wire.Forget: Session._forget,
+    wire.Exists: Session._exists,
+    wire.Delete: Session._delete,
     wire.Clear: Session._clear,
     wire.Drain: Session._drain,
     wire.News: Session._news,

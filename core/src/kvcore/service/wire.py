@@ -111,7 +111,30 @@ class Forget(Request, tag="forget"):
 
 
 class Find(Request, tag="find"):
-    """A lookup. Answered by `Found`, at once or, after `Searching`, when tiers have been asked."""
+    """A lookup. Answered by `Found`, at once or, after `Searching`, when tiers have been asked.
+
+    Args:
+        each: not the prefix that is there, but every hash for itself.
+    """
+
+    id: Id
+    space: Id
+    hash_bytes: HashBytes
+    hashes: Packed
+    each: bool = False
+
+
+class Exists(Request, tag="exists"):
+    """Which objects of a space with one group are there, in L1 or a tier? Answered by `There`."""
+
+    id: Id
+    space: Id
+    hash_bytes: HashBytes
+    hashes: Packed
+
+
+class Delete(Request, tag="delete"):
+    """Forget objects of a space with one group, in L1 and the tiers. Answered by `Number`."""
 
     id: Id
     space: Id
@@ -143,7 +166,7 @@ class Reserve(Request, tag="reserve"):
 
     Args:
         parent: hash of the chunk before, if any. chosen: per group the indexes of the wanted hashes, packed; None for
-            all of them.
+            all of them. chained: each hash is of the chunk after that of the one before it.
     """
 
     id: Id
@@ -152,6 +175,7 @@ class Reserve(Request, tag="reserve"):
     hashes: Packed
     parent: Annotated[bytes, msgspec.Meta(max_length=MAX_HASH_BYTES)]
     chosen: Annotated[tuple[Packed | None, ...], msgspec.Meta(max_length=MAX_GROUPS)]
+    chained: bool = True
 
 
 class Publish(Request, tag="publish"):
@@ -226,7 +250,7 @@ class Searching(Reply, tag="searching"):
 
 
 class Found(Reply, tag="found"):
-    """A lookup's answer: of its hashes the first `chunks` can be retrieved.
+    """A lookup's answer: of its hashes the first `chunks` can be retrieved, or with `each` those in `groups`.
 
     Args:
         held: whether there are leases to release. sources, misses, groups: see `EngineLookup`.
@@ -267,6 +291,13 @@ class Told(Reply, tag="told"):
     lost: bool
 
 
+class There(Reply, tag="there"):
+    """`indexes`, packed: of the hashes that are there."""
+
+    id: int
+    indexes: bytes
+
+
 class Number(Reply, tag="number"):
     """The answer to what asks for no more than that."""
 
@@ -275,9 +306,10 @@ class Number(Reply, tag="number"):
 
 
 AnyRequest = (
-    Register | Forget | Find | Hold | Use | Release | Reserve | Publish | Prefilled | Clear | Drain | News | Ping
+    Register | Forget | Find | Hold | Use | Release | Reserve | Publish | Prefilled | Exists | Delete | Clear | Drain
+    | News | Ping
 )  # fmt: skip
-AnyReply = Registered | Searching | Found | Reserved | Told | Number
+AnyReply = Registered | Searching | Found | Reserved | Told | There | Number
 
 _preamble = msgspec.msgpack.Decoder(Preamble)
 _greeting = msgspec.msgpack.Decoder(Hello | Attach)

@@ -1,0 +1,28 @@
+"""Payloads between the arena and a caller's buffers, without the GIL, so that an engine's other threads go on."""
+
+import ctypes
+from collections.abc import Sequence
+
+from kvcore.api.buffers import address_of
+
+_move = ctypes.CDLL(None).memcpy  # a call through ctypes frees the GIL
+_move.restype = None
+_move.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+def copy_out(source: memoryview, parts: Sequence[memoryview]) -> None:
+    """Fill `parts` one after the other from `source`, which is as long as all of them."""
+    at = address_of(source)
+    for part in parts:
+        if len(part):
+            _move(address_of(part), at, len(part))
+            at += len(part)
+
+
+def copy_in(parts: Sequence[memoryview], into: memoryview) -> None:
+    """Write the concatenation of `parts` to `into`, which is as long."""
+    at = address_of(into)
+    for part in parts:
+        if len(part):
+            _move(at, address_of(part), len(part))
+            at += len(part)

@@ -1,0 +1,188 @@
+"""An object store whose cache is in a server: objects go between the caller's buffers and the server's arena.
+
+To load is to look up, which leases; to copy, and to see afterwards that no slot has been given to another; to release.
+To store is to reserve slots, to copy, to publish. A server that is away costs no time: everything is a miss.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from kvcore.api import LeaseError
+from kvcore.engine.copying import copy_in, copy_out
+from kvcore.engine.space import ModelSpec
+from kvcore.engine.store_face import Buffers
+from kvcore.engine.store_space import StoreSpace, nameable, rounds, sound
+from kvcore.observe import Throttle
+from kvcore.service import wire
+from kvcore.service.attachment import Attachment
+from kvcore.service.client import RemoteEngine, ServedSpace
+from kvcore.service.lookup import SLACK_S
+
+_PART = 4
+"""A batch takes at most one part in so many of the server's memory: others need some, too."""
+
+
+class RemoteSpace(StoreSpace):
+    """A `StoreSpace` of a server. `served`: what it knows each group as."""
+
+    served: tuple[ServedSpace, ...]
+
+
+class RemoteStore:
+    """An `ObjectStore` over the cache of a server; its L1 and tiers are the server's. Owns `engine`."""
+
+    def __init__(self, engine: RemoteEngine) -> None:
+        self._engine = engine
+        self.metrics = engine.metrics
+        self._attachment = Attachment(engine.descriptor)
+        self._log = Throttle()
+
+    def register(self, spec: ModelSpec, keys: str, tenant: str = "") -> RemoteSpace:
+        """See `ObjectStore.register`."""
+        space = RemoteSpace(spec, keys, tenant)
+        admit = self._engine.admit
+        space.served = tuple(admit(one, tenant, one.block_tokens, keys) for one in space.groups())
+        return space
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    def prefix(self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0) -> int:
+        """See `ObjectStore.prefix`."""
+        there = self.exists(space, hashes, group)
+        return there.index(False) if False in there else len(there)
+
+    def exists(self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0) -> list[bool]:
+        """See `ObjectStore.exists`."""
+        there = [False] * len(hashes)
+        served = self._served(space, group)
+        if served is None:
+            return there
+        chosen = (i for i, chunk_hash in enumerate(hashes) if nameable(chunk_hash))
+        for batch in _batches(hashes, chosen, wire.MAX_HASHES):
+            for i, found in zip(batch, self._engine.exists(served, [hashes[i] for i in batch]), strict=True):
+                there[i] = found
+        self.metrics.add("lookups")
+        self.metrics.add("lookup_chunks", there.count(False))  # the others are counted as they are loaded
+        self.metrics.add("miss_chunks", there.count(False), "absent")
+        return there
+
+    # -- moving ------------------------------------------------------------------------------------------------------
+
+    def load(self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int = 0) -> list[bool]:
+        """See `ObjectStore.load`."""
+        arrived = [False] * len(hashes)
+        served, batches = self._plan(space, hashes, buffers, group, writable=True)
+        for batch in batches:
+            assert served is not None
+            for i in self._load(served, [hashes[i] for i in batch], [buffers[i] for i in batch]):
+                arrived[batch[i]] = True
+        return arrived
+
+    def _load(self, space: ServedSpace, hashes: Sequence[bytes], buffers: Buffers) -> list[int]:
+        """The indexes of what has arrived."""
+        lookup = self._engine.lookup(space, hashes, each=True)
+        try:
+            link = lookup.link
+            if link is None or not lookup.wait(link.welcome.lookup_timeout_s + SLACK_S):
+                return []
+            copies = self._engine.retrieve(lookup, 0, [range(len(hashes))])
+            size = space.groups[0].nbytes
+            with self._attachment.use(lookup.arena) as view:
+                if view is None:
+                    return []
+                for copy in copies:
+                    copy_out(view.buffer[copy.slot : copy.slot + size], buffers[copy.blocks[0]])
+                # a slot that has gone to another has another generation: what was copied then is not ours
+                return [copy.blocks[0] for copy in copies if view.generation(copy.slot) == copy.generation]
+        except LeaseError:
+            return []
+        finally:
+            self._engine.release(lookup)
+
+    def store(self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int = 0) -> list[bool]:
+        """See `ObjectStore.store`."""
+        stored = [False] * len(hashes)
+        served, batches = self._plan(space, hashes, buffers, group, writable=False)
+        for batch in batches:
+            assert served is not None
+            kept = self._store(served, [hashes[i] for i in batch], [buffers[i] for i in batch])
+            for i, ok in zip(batch, kept, strict=True):
+                stored[i] = ok
+        return stored
+
+    def _store(self, space: ServedSpace, hashes: Sequence[bytes], buffers: Buffers) -> list[bool]:
+        plan = self._engine.reserve(space, hashes, 0, len(hashes), [range(len(hashes))], chained=False)
+        # What was there before takes no slot. Which of several were refused for other reasons is not known.
+        kept = [not set(plan.skipped) - {"known"}] * len(hashes)
+        copied = False
+        try:
+            with self._attachment.use(plan.arena) as view:
+                size = space.groups[0].nbytes
+                if view is not None:
+                    for copy in plan.copies:
+                        copy_in(buffers[copy.blocks[0]], view.buffer[copy.slot : copy.slot + size])
+                    copied = True
+        finally:
+            if plan.id:
+                self._engine.publish(plan.id, copied)
+        for copy in plan.copies:
+            kept[copy.blocks[0]] = copied
+        return kept
+
+    def delete(self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0) -> None:
+        """See `ObjectStore.delete`."""
+        served = self._served(space, group)
+        if served is not None:
+            chosen = (i for i, chunk_hash in enumerate(hashes) if nameable(chunk_hash))
+            for batch in _batches(hashes, chosen, wire.MAX_HASHES):
+                self._engine.delete(served, [hashes[i] for i in batch])
+
+    # -- the rest ----------------------------------------------------------------------------------------------------
+
+    @property
+    def tiers(self) -> dict[str, str]:
+        """The tiers' names in order, each with the name of its storage plugin."""
+        return self._engine.tiers
+
+    def stats(self) -> dict[str, float]:
+        """See `ObjectStore.stats`. What the server counts, for all its engines, are its own metrics."""
+        return self._engine.stats()
+
+    def metrics_text(self) -> str:
+        """See `ObjectStore.metrics_text`."""
+        return self._engine.metrics_text()
+
+    def close(self) -> None:
+        """See `ObjectStore.close`."""
+        self._engine.close()
+        self._attachment.close()
+
+    def _served(self, space: StoreSpace, group: int) -> ServedSpace | None:
+        assert isinstance(space, RemoteSpace)
+        if 0 <= group < len(space.served):
+            return space.served[group]
+        self._log.warning("group", f"group {group} of a model that has {len(space.served)}")
+        return None
+
+    def _plan(
+        self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int, *, writable: bool
+    ) -> "tuple[ServedSpace | None, Iterable[list[int]]]":
+        """What the server knows the group as, and the batches of what can be moved."""
+        served = self._served(space, group)
+        if served is None:
+            return None, ()
+        layout = space.layouts[group]
+        chosen = sound(hashes, buffers, layout, writable=writable, throttle=self._log)
+        descriptor = self._engine.descriptor()
+        room = descriptor["size"] // _PART // layout.nbytes if descriptor is not None else wire.MAX_HASHES
+        return served, _batches(hashes, chosen, max(1, min(room, wire.MAX_HASHES)))
+
+
+def _batches(hashes: Sequence[bytes], indexes: Iterable[int], most: int) -> Iterator[list[int]]:
+    """The indexes in batches as one message takes them: hashes of one length, none twice, at most so many."""
+    by_length: dict[int, list[int]] = {}
+    for i in indexes:
+        by_length.setdefault(len(hashes[i]), []).append(i)
+    for alike in by_length.values():
+        for batch in rounds(hashes, alike):
+            for at in range(0, len(batch), most):
+                yield batch[at : at + most]

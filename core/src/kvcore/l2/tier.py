@@ -2,85 +2,34 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
-from kvcore.api import (
-    BlockingStorage,
-    Entry,
-    Failed,
-    FrameError,
-    Item,
-    Loaded,
-    LoadOutcome,
-    Missing,
-    ObjectKey,
-    ObjectLayout,
-    Storage,
-    StorageUnavailable,
-    Stored,
-    StoreOutcome,
-    Usage,
-)
+from kvcore.api import BlockingStorage, Entry, Failed, ObjectKey, Storage, StorageUnavailable, Usage
 from kvcore.l2.blocking import Calls
 from kvcore.l2.bounded import BoundedCalls
 from kvcore.l2.breaker import Breaker
-from kvcore.l2.buffers import StagingPool, headers
+from kvcore.l2.buffers import StagingPool
 from kvcore.l2.capacity import Capacity
-from kvcore.l2.codec import Codec, Payload
-from kvcore.l2.frame import HEADER_BYTES
+from kvcore.l2.codec import Codec
+from kvcore.l2.loading import Loader
+from kvcore.l2.record import Record
 from kvcore.l2.speed import LoadSpeed
+from kvcore.l2.storing import Storer
 from kvcore.l2.threads import DeadlineExceeded, Threads
 from kvcore.l2.told import Told
+from kvcore.l2.transfer import Loads, Stores, Transfer
 from kvcore.l2.turns import Turns
-from kvcore.observe import Metrics, Throttle, logger
+from kvcore.observe import Metrics, logger
 
-KEEP = ("version", "unknown_serde")
-"""Frames that another release or configuration may still read: they are misses, and stay."""
-
-
-ANSWERS = ("full", "too_large", "read_only", "corrupt")
-"""Kinds of `Failed` that are a storage's answer: it works. Others (`io`, `timeout`) count against it."""
-_MAX_UNREADABLE = 1 << 16
 START_S = 10.0
 """So long a start waits for a storage to open."""
 CLOSE_S = 5.0
 _QUIET, _QUIET_S = 3, 0.01
 """So often in a row, at this distance, nobody is at work in a tier that is to be closed."""
-_GIVEN_UP = Failed("nobody waits for it any more", "closed")
 _PROBE = [ObjectKey(bytes(16), bytes(32), 0)]
 """A key that nobody stores."""
-
-
-class Transfer(NamedTuple):
-    """One object to move: its key, its payload in the caller's memory, and its layout.
-
-    The payload may lie in several places: contiguous ranges of unsigned bytes, one after the other.
-    """
-
-    key: ObjectKey
-    payload: Payload
-    layout: ObjectLayout
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the payload."""
-        return sum(map(len, self.payload))
-
-
-class Loads(NamedTuple):
-    """Outcome per object, and a future that ends when the storage no longer touches the payloads (None: now)."""
-
-    outcomes: list[LoadOutcome]
-    settled: "asyncio.Future[Any] | None" = None
-
-
-class Stores(NamedTuple):
-    """Outcome per object, and a future that ends when the storage no longer touches the payloads (None: now)."""
-
-    outcomes: list[StoreOutcome]
-    settled: "asyncio.Future[Any] | None" = None
 
 
 class Tier:
@@ -132,13 +81,15 @@ class Tier:
         self._healing: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[None] | None = None
         self._metrics = metrics
-        self._log = Throttle()
         self._slots = Turns(max(1, storage.preferred_concurrency))
-        self._staging = StagingPool(8 * max(1, storage.preferred_concurrency))
-        self._unreadable: set[ObjectKey] = set()
         self._always = always
         self._speed = LoadSpeed()
         self.breaker = Breaker(self._changed)
+        self._record = Record(name, metrics, self.breaker, useful_s)
+        staging = StagingPool(8 * max(1, storage.preferred_concurrency))
+        stack = (self._calls, staging, self._record, self._on_thread, self.delete)
+        self._loader = Loader(storage, codec, *stack)
+        self._storer = Storer(codec, *stack)
         metrics.set("tier_open", 1, name)
 
     async def open(self) -> None:
@@ -239,9 +190,9 @@ class Tier:
         try:
             with self._call():
                 answer = await self._calls.exists(keys, min(self._useful_s, self._timeout_s))
-            found = [bool(x) and k not in self._unreadable for k, x in zip(keys, answer, strict=True)]
+            found = [bool(x) and k not in self._record.unreadable for k, x in zip(keys, answer, strict=True)]
         except Exception as error:
-            self._failed("exists", len(keys), error)
+            self._record.failed("exists", len(keys), error)
             return [False] * len(keys)
         self.breaker.success("exists")
         return found
@@ -257,7 +208,7 @@ class Tier:
             return down
         with self._call():
             async with self._slots.turn(wanted[0].key.namespace):  # the breaker may open while this waits
-                return await self._load(wanted, held) if self.usable else down
+                return await self._loader.load(wanted, held) if self.usable else down
 
     async def store(self, given: Sequence[Transfer], held: Callable[[], bool] = lambda: True) -> Stores:
         """Encode objects and write them.
@@ -270,7 +221,7 @@ class Tier:
             return down
         with self._call():
             async with self._slots.turn(given[0].key.namespace):
-                return await self._store(given, held) if self.usable else down
+                return await self._storer.store(given, held) if self.usable else down
 
     def load_seconds(self, nbytes: int) -> float:
         """How long it takes to deliver `nbytes` of payloads; 0 while that is not known, or does not matter."""
@@ -291,7 +242,7 @@ class Tier:
         try:
             await self._calls.delete(keys)
         except Exception as error:
-            self._failed("delete", len(keys), error)
+            self._record.failed("delete", len(keys), error)
             return False
         return True
 
@@ -308,7 +259,7 @@ class Tier:
             with self._call():
                 gone = await self._calls.expire()
         except Exception as error:
-            self._failed("delete", 1, error)
+            self._record.failed("delete", 1, error)
             return
         self._metrics.add("expired_objects", len(gone), self.name)
         self.told.evicted(gone)
@@ -347,192 +298,10 @@ class Tier:
             raise StorageUnavailable("it is still being opened")
         self._opening.result()
 
-    # -- loading -----------------------------------------------------------------------------------------------------
-
-    async def _load(self, wanted: Sequence[Transfer], held: Callable[[], bool]) -> Loads:
-        begun = time.perf_counter()
-        pages = headers(len(wanted))
-        # An asyncio storage may have handed the buffers to a thread that outlives its cancellation: such a thread
-        # must never write into a slot that has been given to another object.
-        in_place = self.codec.plain and (self.storage.zero_copy or isinstance(self.storage, BlockingStorage))
-        try:
-            room = [self.codec.max_encoded_bytes(t.nbytes) for t in wanted]
-        except Exception as error:  # a serde's own bug
-            return Loads([Failed(f"its serde cannot say how long it encodes: {error!r}", "serde")] * len(wanted))
-        if in_place and not held():
-            return Loads([_GIVEN_UP] * len(wanted))
-        staged = [] if in_place else [self._staging.take(n) for n in room]
-        bodies: list[Payload] = (
-            [(memoryview(b)[:n],) for b, n in zip(staged, room, strict=True)] if staged else [t.payload for t in wanted]
-        )
-        items = [Item(t.key, (h, *b)) for t, h, b in zip(wanted, pages, bodies, strict=True)]
-        try:
-            raw = await self._calls.load(items)
-        except DeadlineExceeded as error:
-            self._failed("load", len(wanted), error)
-            return Loads([Failed(str(error), "timeout")] * len(wanted), error.settled)
-        except Exception as error:
-            self._failed("load", len(wanted), error)
-            return Loads([Failed(str(error))] * len(wanted))
-        self._answered("load", raw, time.perf_counter() - begun)
-        if not (in_place or held()):
-            return Loads([_GIVEN_UP] * len(wanted))
-        try:
-            outcomes = await self._on_thread("decoding", self._decode, wanted, pages, bodies, raw)
-        except DeadlineExceeded as error:
-            self._failed("load", len(wanted), error)
-            return Loads([Failed(str(error), "timeout")] * len(wanted), error.settled)
-        del items
-        for (view, *_), buffer in zip(bodies, staged, strict=False):
-            with suppress(BufferError):  # a storage that still holds a view keeps the buffer, too
-                view.release()
-                self._staging.give(buffer)
-        self._count("load", outcomes, sum(o.nbytes for o in outcomes if isinstance(o, Loaded)), begun)
-        self._remember(t.key for t, o in zip(wanted, outcomes, strict=True) if isinstance(o, Failed) and o.kind in KEEP)
-        corrupt = [
-            t.key for t, o in zip(wanted, outcomes, strict=True) if isinstance(o, Failed) and o.kind == "corrupt"
-        ]
-        if corrupt:
-            self._log.warning("corrupt", f"tier {self.name}: {len(corrupt)} corrupt objects are deleted")
-            await self.delete(corrupt)
-        return Loads(outcomes)
-
-    def _decode(
-        self,
-        wanted: Sequence[Transfer],
-        pages: Sequence[memoryview],
-        bodies: Sequence[Payload],
-        raw: Sequence[LoadOutcome],
-    ) -> list[LoadOutcome]:
-        outcomes: list[LoadOutcome] = []
-        for transfer, page, body, outcome in zip(wanted, pages, bodies, raw, strict=True):
-            if isinstance(outcome, Loaded):
-                try:
-                    self.codec.decode(transfer.key, page, body, outcome.nbytes, transfer.payload, transfer.layout)
-                except FrameError as error:
-                    kind = error.reason if error.reason in KEEP else "corrupt"
-                    outcome = Failed(f"{error.reason}: {error}", kind)  # noqa: PLW2901
-                except Exception as error:  # a serde's own bug is a miss, not a crash
-                    outcome = Failed(f"decoding failed: {error!r}", "serde")  # noqa: PLW2901
-            elif isinstance(outcome, Failed) and outcome.kind == "too_large":
-                outcome = Failed(outcome.reason, "corrupt")  # noqa: PLW2901 - no frame of this key is larger
-            outcomes.append(outcome)
-        return outcomes
-
-    # -- storing -----------------------------------------------------------------------------------------------------
-
-    async def _store(self, given: Sequence[Transfer], held: Callable[[], bool]) -> Stores:
-        begun = time.perf_counter()
-        pages = headers(len(given))
-        try:
-            bodies, staged = await self._on_thread("encoding", self._encode, given, pages)
-        except DeadlineExceeded as error:
-            self._failed("store", len(given), error)
-            return Stores([Failed(str(error), "timeout")] * len(given), error.settled)
-        if not held():
-            return Stores([Failed("the lease ran out before the objects were encoded", "lease_expired")] * len(given))
-        replaced = [t.key for t in given if t.key in self._unreadable]
-        if replaced:  # a storage may keep what it has
-            await self.delete(replaced)
-            self._unreadable.difference_update(replaced)
-        refused = [self._refuse(body) for body in bodies]
-        asked = [
-            Item(t.key, (h, *b))
-            for t, h, b in zip(given, pages, bodies, strict=True)
-            if not isinstance(b, Failed) and self._refuse(b) is None
-        ]
-        try:
-            answers = await self._calls.store(asked) if asked else []
-        except DeadlineExceeded as error:
-            self._failed("store", len(given), error)
-            return Stores([Failed(str(error), "timeout")] * len(given), error.settled)
-        except Exception as error:
-            self._failed("store", len(given), error)
-            return Stores([Failed(str(error))] * len(given))
-        if asked:
-            self._answered("store", answers, 0.0)  # nobody waits for a store
-        rest = iter(answers)
-        outcomes: list[StoreOutcome] = [next(rest) if no is None else no for no in refused]
-        written = sum(i.nbytes for i, o in zip(asked, answers, strict=True) if isinstance(o, Stored))
-        if not self.codec.plain:
-            self._metrics.add("serde_bytes", sum(t.nbytes for t in given), self.name, "in")
-            encoded = sum(sum(map(len, b)) for b in bodies if not isinstance(b, Failed))
-            self._metrics.add("serde_bytes", encoded, self.name, "out")
-        del asked, bodies
-        for buffer in staged:
-            self._staging.give(buffer)
-        self._count("store", outcomes, written, begun)
-        return Stores(outcomes)
-
-    def _encode(
-        self, given: Sequence[Transfer], pages: Sequence[memoryview]
-    ) -> tuple[list[Payload | Failed], list[Any]]:
-        bodies: list[Payload | Failed] = []
-        staged = []
-        for transfer, page in zip(given, pages, strict=True):
-            try:
-                data = self.codec.encode(transfer.key, transfer.payload, transfer.layout, page)
-                if data is not transfer.payload:
-                    # page-aligned, so that a direct write needs no copy of its own
-                    (encoded,) = data
-                    buffer = self._staging.take(max(1, len(encoded)))
-                    staged.append(buffer)
-                    body = memoryview(buffer)[: len(encoded)]
-                    body[:] = encoded
-                    data = (body,)
-            except Exception as error:  # a serde's own bug: this object is not stored, the tier is not to blame
-                bodies.append(Failed(f"encoding failed: {error!r}", "serde"))
-                continue
-            bodies.append(data)
-        return bodies, staged
-
-    def _refuse(self, body: Payload | Failed) -> Failed | None:
-        """Why an encoded object is not even offered to the storage."""
-        if isinstance(body, Failed):
-            return body
-        limit = self._calls.max_object_bytes
-        if limit is not None and HEADER_BYTES + sum(map(len, body)) > limit:
-            return Failed(f"larger than the storage's limit of {limit} bytes", "too_large")
-        return None
+    # -- the rest ----------------------------------------------------------------------------------------------------
 
     async def _on_thread(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
         return await self._threads.run(function, *args, timeout_s=self._timeout_s, what=f"{self.name}: {what}")
-
-    def _answered(self, op: str, outcomes: Sequence[LoadOutcome | StoreOutcome], seconds: float) -> None:
-        failed = [o for o in outcomes if isinstance(o, Failed) and o.kind not in ANSWERS]
-        if len(failed) == len(outcomes):
-            self.breaker.failure(op, failed[0].reason)
-        elif seconds > self._useful_s:
-            self.breaker.failure(op, f"{op} took {seconds:.1f} s, a lookup waits {self._useful_s:g} s")
-        else:
-            self.breaker.success(op)
-
-    def _remember(self, keys: Iterable[ObjectKey]) -> None:
-        if len(self._unreadable) < _MAX_UNREADABLE:
-            self._unreadable.update(keys)
-
-    # -- accounts ----------------------------------------------------------------------------------------------------
-
-    def _count(self, op: str, outcomes: Sequence[LoadOutcome | StoreOutcome], nbytes: int, begun: float) -> None:
-        counts: dict[str, int] = {}
-        for outcome in outcomes:
-            kind = "ok"
-            if isinstance(outcome, Failed):
-                kind = str(outcome.kind)
-                self._log.warning(f"{op} {kind}", f"tier {self.name}: {op} failed: {outcome.reason}")
-            elif isinstance(outcome, Missing):
-                kind = "missing"
-            counts[kind] = counts.get(kind, 0) + 1
-        for kind, count in counts.items():
-            self._metrics.add("tier_operations", count, self.name, op, kind)
-        self._metrics.add("tier_bytes", nbytes, self.name, op)
-        self._metrics.observe("tier_seconds", time.perf_counter() - begun, self.name, op)
-
-    def _failed(self, op: str, count: int, error: Exception) -> None:
-        kind = "timeout" if isinstance(error, DeadlineExceeded) else "error"
-        self._metrics.add("tier_operations", count, self.name, op, kind)
-        self._log.warning(f"{op} {kind}", f"tier {self.name}: {op} failed: {error or repr(error)}")
-        self.breaker.failure(op, str(error) or repr(error))
 
     def _evicted(self, gone: Sequence[Entry]) -> None:
         self._metrics.add("tier_evicted", len(gone), self.name)

@@ -70,5 +70,34 @@ class Room:
         return _is_poison(self._memory[: self._start]) and _is_poison(self._memory[self._start + nbytes :])
 
 
+class Pieces:
+    """Buffers of these sizes that are no neighbours: each lies in memory of its own, at an address that is no multiple
+    of two (but the first, a frame's header, at a page's start), between guards."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._memory = [aligned(2 * PAGE + size + PAGE) for size in sizes]
+        starts = [PAGE + (2 * i + 1 if i else 0) for i in range(len(sizes))]
+        self.buffers = [m[at : at + n] for m, at, n in zip(self._memory, starts, sizes, strict=True)]
+        self._edges = [(m[:at], m[at + n :]) for m, at, n in zip(self._memory, starts, sizes, strict=True)]
+        for memory in self._memory:
+            memory[:] = bytes([POISON]) * len(memory)
+
+    def fill(self, data: bytes) -> None:
+        """Write `data` over all of them, from the first to the last."""
+        at = 0
+        for buffer in self.buffers:
+            buffer[:] = data[at : at + len(buffer)]
+            at += len(buffer)
+
+    @property
+    def data(self) -> bytes:
+        """What they hold."""
+        return b"".join(self.buffers)
+
+    def clean(self) -> bool:
+        """Whether all guards still are poison."""
+        return all(_is_poison(edge) for edges in self._edges for edge in edges)
+
+
 def _is_poison(memory: memoryview) -> bool:
     return bytes(memory) == bytes([POISON]) * len(memory)

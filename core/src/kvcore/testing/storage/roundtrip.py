@@ -7,7 +7,7 @@ import pytest
 
 from kvcore.api import BlockingStorage, Failed, Item, Loaded, Missing, ObjectKey, Storage, Stored
 from kvcore.testing.driver import Driver
-from kvcore.testing.memory import NAMESPACE, Room, aligned, content, make_key, source, split
+from kvcore.testing.memory import NAMESPACE, Pieces, Room, aligned, content, make_key, source, split
 from kvcore.testing.storage.base import StorageSuite, does_not_apply, loaded
 
 SIZES = (1, 511, 512, 513, 4095, 4096, 4097, 65_536, (1 << 20) + 3)
@@ -18,6 +18,12 @@ CUTS: dict[str, tuple[int, ...]] = {
     "empty buffers": (0, 100, 100, 5000),
     "many buffers": tuple(range(37, 4000, 37)),
 }
+SCATTERED: dict[str, tuple[int, ...]] = {
+    "few": (4096, 1, 70_001, 0, 4095, 3),
+    "large": (4096, 300_003, 524_287, 5),
+    "many": (4096, *(1237 + i for i in range(64))),
+}
+"""Sizes of a frame's header and of the ranges that its payload lies in."""
 
 
 class RoundTripTests(StorageSuite):
@@ -68,6 +74,26 @@ class RoundTripTests(StorageSuite):
             (outcome,) = driver.load([room.item(key)])
             self.judge(loaded(room, outcome), [data], f"stored from {len(cuts) + 1}, loaded into {len(at) + 1} buffers")
             assert room.clean_from(len(data)), "`load` wrote outside the caller's buffers"
+
+    @pytest.mark.parametrize("sizes", SCATTERED.values(), ids=SCATTERED.keys())
+    def test_scattered_buffers(self, driver: Driver, sizes: tuple[int, ...]) -> None:
+        """The buffers of an object lie anywhere, as in an engine's own memory: of odd sizes, unaligned, apart. In a
+        batch, each object is loaded into other places than it was stored from."""
+        orders = [sizes, (sizes[0], *sizes[:0:-1]), (sizes[0], sum(sizes[1:])), sizes]
+        keys = [make_key(("scattered", i)) for i in range(len(orders))]
+        data = [content(key, sum(sizes)) for key in keys]
+        sources = [Pieces(order) for order in orders]
+        for pieces, each in zip(sources, data, strict=True):
+            pieces.fill(each)
+        items = [Item(k, [b.toreadonly() for b in p.buffers]) for k, p in zip(keys, sources, strict=True)]
+        stored = driver.store(items)
+        assert all(outcome == Stored() for outcome in stored), f"a store from scattered buffers failed: {stored}"
+        rooms = [Pieces(order) for order in orders[::-1]]
+        loads = driver.load([Item(key, room.buffers) for key, room in zip(keys, rooms, strict=True)])
+        for i, (room, outcome) in enumerate(zip(rooms, loads, strict=True)):
+            got = room.data if isinstance(outcome, Loaded) else None
+            self.judge(got, [data[i]], f"from {len(orders[i])} scattered buffers into {len(room.buffers)} others")
+            assert room.clean(), "`load` wrote outside the caller's buffers"
 
     @pytest.mark.parametrize("nbytes", [1, 511, 4096, 4097, 100_001])
     @pytest.mark.parametrize("extra", [1, 4095, 4096, 70_000])

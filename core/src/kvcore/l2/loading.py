@@ -1,0 +1,124 @@
+"""Loads through a tier: frames are read, checked and decoded into the caller's memory."""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from kvcore.api import BlockingStorage, Failed, FrameError, Item, Loaded, LoadOutcome, ObjectKey, Storage
+from kvcore.l2.blocking import Calls
+from kvcore.l2.buffers import StagingPool, headers
+from kvcore.l2.codec import Codec, Payload
+from kvcore.l2.record import Record
+from kvcore.l2.threads import DeadlineExceeded
+from kvcore.l2.transfer import Loads, Transfer
+
+KEEP = ("version", "unknown_serde")
+"""Frames that another release or configuration may still read: they are misses, and stay."""
+_GIVEN_UP = Failed("nobody waits for it any more", "closed")
+
+
+class Loader:
+    """One tier's loads.
+
+    Args:
+        on_thread: runs a function on a thread, within the tier's deadline.
+        delete: takes objects out of the storage.
+    """
+
+    def __init__(
+        self,
+        storage: Storage | BlockingStorage,
+        codec: Codec,
+        calls: Calls,
+        staging: StagingPool,
+        record: Record,
+        on_thread: Callable[..., Awaitable[Any]],
+        delete: Callable[[Sequence[ObjectKey]], Awaitable[bool]],
+    ) -> None:
+        self._codec = codec
+        self._calls = calls
+        self._staging = staging
+        self._record = record
+        self._on_thread = on_thread
+        self._delete = delete
+        # An asyncio storage may have handed the buffers to a thread that outlives its cancellation: such a thread
+        # must never write into a slot that has been given to another object.
+        self._direct = codec.plain and (storage.zero_copy or isinstance(storage, BlockingStorage))
+        self._hanging = 0
+        """Calls that may still write into the payloads of loads that are over."""
+
+    async def load(self, wanted: Sequence[Transfer], held: Callable[[], bool]) -> Loads:
+        """See `Tier.load`. While a call hangs that was lent payloads, the next are not lent any."""
+        begun = time.perf_counter()
+        pages = headers(len(wanted))
+        in_place = self._direct and not self._hanging
+        try:
+            room = [self._codec.max_encoded_bytes(t.nbytes) for t in wanted]
+        except Exception as error:  # a serde's own bug
+            return Loads([Failed(f"its serde cannot say how long it encodes: {error!r}", "serde")] * len(wanted))
+        if in_place and not held():
+            return Loads([_GIVEN_UP] * len(wanted))
+        staged = [] if in_place else [self._staging.take(n) for n in room]
+        bodies: list[Payload] = (
+            [(memoryview(b)[:n],) for b, n in zip(staged, room, strict=True)] if staged else [t.payload for t in wanted]
+        )
+        items = [Item(t.key, (h, *b)) for t, h, b in zip(wanted, pages, bodies, strict=True)]
+        try:
+            raw = await self._calls.load(items)
+        except DeadlineExceeded as error:
+            self._record.failed("load", len(wanted), error)
+            if not in_place or error.settled is None:  # what comes late lands in a staging buffer
+                return Loads([Failed(str(error), "timeout")] * len(wanted))
+            self._hanging += 1
+            error.settled.add_done_callback(self._settled)
+            return Loads([Failed(str(error), "timeout")] * len(wanted), error.settled)
+        except Exception as error:
+            self._record.failed("load", len(wanted), error)
+            return Loads([Failed(str(error))] * len(wanted))
+        self._record.answered("load", raw, time.perf_counter() - begun)
+        if not (in_place or held()):
+            return Loads([_GIVEN_UP] * len(wanted))
+        try:
+            outcomes = await self._on_thread("decoding", self._decode, wanted, pages, bodies, raw)
+        except DeadlineExceeded as error:
+            self._record.failed("load", len(wanted), error)
+            return Loads([Failed(str(error), "timeout")] * len(wanted), error.settled)
+        del items
+        for (view, *_), buffer in zip(bodies, staged, strict=False):
+            with suppress(BufferError):  # a storage that still holds a view keeps the buffer, too
+                view.release()
+                self._staging.give(buffer)
+        self._record.count("load", outcomes, sum(o.nbytes for o in outcomes if isinstance(o, Loaded)), begun)
+        failed = [(t.key, o.kind) for t, o in zip(wanted, outcomes, strict=True) if isinstance(o, Failed)]
+        self._record.remember(key for key, kind in failed if kind in KEEP)
+        corrupt = [key for key, kind in failed if kind == "corrupt"]
+        if corrupt:
+            self._record.warn("corrupt", f"{len(corrupt)} corrupt objects are deleted")
+            await self._delete(corrupt)
+        return Loads(outcomes)
+
+    def _settled(self, call: object) -> None:
+        self._hanging -= 1
+
+    def _decode(
+        self,
+        wanted: Sequence[Transfer],
+        pages: Sequence[memoryview],
+        bodies: Sequence[Payload],
+        raw: Sequence[LoadOutcome],
+    ) -> list[LoadOutcome]:
+        outcomes: list[LoadOutcome] = []
+        for transfer, page, body, outcome in zip(wanted, pages, bodies, raw, strict=True):
+            if isinstance(outcome, Loaded):
+                try:
+                    self._codec.decode(transfer.key, page, body, outcome.nbytes, transfer.payload, transfer.layout)
+                except FrameError as error:
+                    kind = error.reason if error.reason in KEEP else "corrupt"
+                    outcome = Failed(f"{error.reason}: {error}", kind)  # noqa: PLW2901
+                except Exception as error:  # a serde's own bug is a miss, not a crash
+                    outcome = Failed(f"decoding failed: {error!r}", "serde")  # noqa: PLW2901
+            elif isinstance(outcome, Failed) and outcome.kind == "too_large":
+                outcome = Failed(outcome.reason, "corrupt")  # noqa: PLW2901 - no frame of this key is larger
+            outcomes.append(outcome)
+        return outcomes

@@ -1,0 +1,37 @@
+"""What goes through a tier: objects to move, and what has come of each."""
+
+import asyncio
+from typing import Any, NamedTuple
+
+from kvcore.api import LoadOutcome, ObjectKey, ObjectLayout, StoreOutcome
+from kvcore.l2.codec import Payload
+
+
+class Transfer(NamedTuple):
+    """One object to move: its key, its payload in the caller's memory, and its layout.
+
+    The payload may lie in several places: contiguous ranges of unsigned bytes, one after the other.
+    """
+
+    key: ObjectKey
+    payload: Payload
+    layout: ObjectLayout
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the payload."""
+        return sum(map(len, self.payload))
+
+
+class Loads(NamedTuple):
+    """Outcome per object, and a future that ends when nobody writes into the payloads any more (None: now)."""
+
+    outcomes: list[LoadOutcome]
+    settled: "asyncio.Future[Any] | None" = None
+
+
+class Stores(NamedTuple):
+    """Outcome per object, and a future that ends when nobody reads the payloads any more (None: now)."""
+
+    outcomes: list[StoreOutcome]
+    settled: "asyncio.Future[Any] | None" = None

@@ -57,6 +57,7 @@ WHY_NOT = (
     (r"py_enable_gc|disable_banner|use_experimental|mq_timeout|device_backend", "it has no meaning in kvcore"),
     (r"mp_host|mp_port", "the address of LMCache's server: kvcore's is `server: unix:///run/kvcore.sock`"),
     (r"maru_.*|audit_actual_remote_url|extra_config\.(remote_storage_plugin|eic|maru|azure).*", NO_STORE),
+    (r"extra_config\.(s3_|aws_|disable_tls).*", "there is no s3 tier"),
     (r"extra_config\.save_chunk_meta|extra_config\.fs_connector_.*", stores.OWN_PACE),
 )  # fmt: skip
 UNKNOWN = "LMCache 0.5.6 has no such setting, either"

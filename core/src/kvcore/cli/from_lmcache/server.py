@@ -123,6 +123,8 @@ def _adapter(setting: Setting, number: int, draft: Draft) -> None:
         return
     path = _store(kind, spec, inner, draft)
     if path is None:
+        for rest in inner.rest():
+            draft.leave(rest, f"of the adapter {kind.value}")
         return
     stores.capacity(draft, inner, path)
     for rest in inner.rest():
@@ -160,8 +162,6 @@ def _store(kind: Setting, spec: Mapping[str, Any], inner: Options, draft: Draft)
         )
     else:
         draft.leave(kind, NO_SUCH_STORES.get(name, NO_STORE))
-    for rest in inner.rest():
-        draft.leave(rest, f"of the adapter {name}")
     return None
 
 

@@ -77,9 +77,7 @@ def _flag(name: str, values: list[str]) -> Setting:
         try:
             return Setting(f"--{name}", name, json.loads(text))
         except ValueError as e:
-            raise ConfigError(
-                f"--{name} is no JSON ({e}): {text!r}. Quote it as for LMCache: '{{\"type\": ...}}'"
-            ) from None
+            raise ConfigError(f"--{name} is no JSON ({e}): quote it as for LMCache, '{{\"type\": ...}}'") from None
     if not values:
         off = name.startswith("no-")
         return Setting(f"--{name}", name.removeprefix("no-"), not off)

@@ -164,16 +164,22 @@ def redis(draft: Draft, where: Setting, url: str, options: Options, *, cluster: 
     return path
 
 
-def s3(draft: Draft, where: Setting, address: str, options: Options) -> str:
-    """An `s3` tier; the path of its storage. `address` is `s3://bucket`, `s3://bucket.host` or a host alone."""
-    path = draft.tier("s3")
+def s3(draft: Draft, where: Setting, address: str, options: Options) -> str | None:
+    """An `s3` tier; the path of its storage. `address` is `s3://bucket`, `s3://bucket.host` or a host alone.
+
+    None for a directory bucket (S3 Express): no tier.
+    """
     host = address.removeprefix("s3://").strip("/")
+    if ".s3express-" in host or host.endswith("--x-s3"):
+        draft.leave(where, "kvcore-s3 uses no directory buckets (S3 Express): give it a general purpose bucket")
+        return None
+    path = draft.tier("s3")
     scheme = "http" if yes(options.value("disable_tls")) else "https"
     named = options.take("s3_bucket")
     if named is not None:  # path style: the address is the server alone
         draft.keep(named, f"{path}.bucket", str(named.value))
         draft.change(where, f"{path}.endpoint", f"{scheme}://{host}", "as a URL")
-    elif ".s3express-" in host or host.endswith("amazonaws.com"):
+    elif host.endswith("amazonaws.com"):
         draft.change(where, f"{path}.bucket", host.split(".")[0], "AWS's SDK finds the server by bucket and region")
     elif "." in host:
         bucket, _, server = host.partition(".")

@@ -205,6 +205,9 @@ class LocalStore:
         except (CancelledError, RuntimeError):  # it was closed meanwhile
             coroutine.close()
             return nothing
+        except Exception:
+            logger.exception("a request to the tiers failed; it counts as a miss")
+            return nothing
         finally:
             with self._idle:
                 self._calls -= 1

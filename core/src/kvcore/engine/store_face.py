@@ -54,6 +54,10 @@ class ObjectStore(Protocol):
     def delete(self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0) -> None:
         """Forget the objects, in every tier. One that is in use at a server stays."""
 
+    @property
+    def lookup_timeout_s(self) -> float:
+        """`lookup_timeout`, the server's where there is one: how long a request may wait for what is asked for it."""
+
     def stats(self) -> dict[str, float]:
         """What this store has counted, as a flat dict, histogram buckets aside. Costs no call to the cache."""
 

@@ -77,6 +77,12 @@ class RemoteEngine:
         self._keeper = Keeper(self._address, hello_of(config.server, name, os.getpid()), self._adopt, start)
         _engines.add(self)
 
+    @property
+    def lookup_timeout_s(self) -> float:
+        """The server's `lookup_timeout`; while there is none, that of the client's own configuration."""
+        link = self._link
+        return self.config.lookup_timeout if link is None else link.welcome.lookup_timeout_s
+
     def ready(self, space: ServedSpace) -> bool:
         """Is there a server, which has not refused this space?"""
         return self._link is not None and not space.refused

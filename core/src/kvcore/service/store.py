@@ -143,6 +143,11 @@ class RemoteStore:
         """The tiers' names in order, each with the name of its storage plugin."""
         return self._engine.tiers
 
+    @property
+    def lookup_timeout_s(self) -> float:
+        """See `ObjectStore.lookup_timeout_s`."""
+        return self._engine.lookup_timeout_s
+
     def stats(self) -> dict[str, float]:
         """See `ObjectStore.stats`. What the server counts, for all its engines, are its own metrics."""
         return self._engine.stats()

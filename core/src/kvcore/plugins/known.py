@@ -31,6 +31,7 @@ PACKAGES: Mapping[tuple[str, str], str] = {
     ("engine", "vllm"): "kvcore-vllm",
     ("engine", "sglang"): "kvcore-sglang",
     ("engine", "lmcache"): "kvcore-lmcache",
+    ("engine", "transformers"): "kvcore-transformers",
 }
 """First-party plugins that are packages of their own: (kind, name) -> the distribution to install."""
 

@@ -19,7 +19,7 @@ from typing import Any
 os.environ.pop("XDG_CACHE_HOME", None)  # a default path must not depend on who writes the page
 
 from kvcore.api import API_VERSIONS, GROUPS, KINDS, ObjectEvent, hooks
-from kvcore.config import Config, HttpConfig, L1Config, ServerConfig, TierConfig
+from kvcore.config import Config, HttpConfig, L1Config, PluginsConfig, ScriptConfig, ServerConfig, TierConfig
 from kvcore.config.describe import Option, options
 from kvcore.config.overlay import OTHER_VARIABLES
 from kvcore.observe import METRICS
@@ -50,7 +50,7 @@ def configuration() -> str:
         "(`KVCORE_SERVICE_HOST`, `KVCORE_PORT=tcp://...`).",
         "**Flags**: `--set PATH=VALUE` of the command line, `--set l2[0].storage.path=/cache`.",
         "## Fields",
-        _table(options(Config), {"keys": "`engine`", "l1": "", "l2": ""}),
+        _table(options(Config), {"keys": "`engine`", "l1": "", "l2": "", "plugins": ""}),
         "## `l1`",
         _table(options(L1Config), {"eviction": "`lru`"}),
         "## `server`",
@@ -61,6 +61,12 @@ def configuration() -> str:
         _table(options(HttpConfig), {}),
         "## Each entry of `l2`",
         _table(options(TierConfig), {"name": "", "eviction": "`lru`"}),
+        "## `plugins`",
+        "How they are run: [server.md](server.md#programs-beside-the-server).",
+        _table(options(PluginsConfig), {"run": "`[]`"}),
+        "## Each entry of `plugins.run`",
+        "Or only the path.",
+        _table(options(ScriptConfig), {}),
         "## Other variables",
         "\n".join(["| variable | meaning |", "|---|---|", *(f"| `{v}` | {t} |" for v, t in OTHER_VARIABLES.items())]),
         "Both lists are separated by commas. Each word is a plugin's name (`disk`: of every kind, from every "

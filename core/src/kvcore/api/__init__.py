@@ -7,7 +7,7 @@ The config base (`PluginConfig`, `Size`, `EvictionSpec`, ...) is loaded at first
 from typing import TYPE_CHECKING, Any
 
 from kvcore.api.context import Context
-from kvcore.api.engine import EngineIntegration, Finding
+from kvcore.api.engine import EngineIntegration, Finding, Launch, LaunchRequest
 from kvcore.api.errors import (
     ArenaError,
     ConfigError,
@@ -72,6 +72,8 @@ __all__ = [
     "KeyGenerator",
     "KeySource",
     "Kind",
+    "Launch",
+    "LaunchRequest",
     "LayoutError",
     "LeaseError",
     "LoadOutcome",

@@ -1,8 +1,11 @@
-"""What an engine plugin offers to the command line: its identity and its checks."""
+"""What an engine plugin offers to the command line: its identity, its checks, and how its engine is started."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
+
+from kvcore.api.errors import PluginError
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +19,50 @@ class Finding:
     data: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """What `kvcore run` was asked for.
+
+    Args:
+        words: what the user wrote for the engine, behind `--`.
+        via: one of the integration's `ways`.
+        role: `both`; or `prefill` and `decode`, for engines that compute prompts for others, or decode what others
+            computed.
+        config: absolute path of kvcore's file; None: the defaults are in force.
+        values: laid over the file, by path: `{"l1.size": "8GiB"}`.
+        l1_bytes: what `l1.size` comes to on this machine.
+    """
+
+    words: tuple[str, ...]
+    via: str
+    role: Literal["both", "prefill", "decode"] = "both"
+    config: str | None = None
+    values: Mapping[str, str] = field(default_factory=dict)
+    l1_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to start an engine with kvcore.
+
+    Args:
+        command: the whole command line, the program first.
+        added: the words of it that the user has not written.
+        env: variables to set beside those of now.
+        untested: a sentence, when kvcore was not tested with the engine's version: `kvcore run` then refuses.
+    """
+
+    command: tuple[str, ...]
+    added: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    untested: str = ""
+
+
 class EngineIntegration(ABC):
     """Describes one engine connector. The engine loads the connector itself; this is for people."""
+
+    ways: ClassVar[tuple[str, ...]] = ()
+    """Names of the ways in which the engine can use kvcore, the usual one first. Empty: `launch` is not offered."""
 
     def __init__(self, config: Any, context: Any) -> None:
         """`config` is the validated model of the plugin's own config; `context` is a `Context`."""
@@ -29,3 +74,11 @@ class EngineIntegration(ABC):
     @abstractmethod
     def usage(self) -> str:
         """The command line that runs the engine with this connector, for people to copy."""
+
+    def launch(self, request: LaunchRequest) -> Launch:
+        """The command that starts the engine, in this environment, with what the user wrote and what kvcore needs.
+
+        What the user has written is kept. Raises `ConfigError` when it cannot be kept, `PluginError` when the engine
+        is not here. Imports no engine.
+        """
+        raise PluginError(f"kvcore run cannot start this engine. Start it so: {self.usage()}")

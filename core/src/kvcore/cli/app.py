@@ -16,6 +16,7 @@ COMMANDS = {
     "plugins": ("kvcore.cli.plugins", "list, show and check plugins"),
     "config": ("kvcore.cli.config", "check a configuration, show its values and where they come from"),
     "doctor": ("kvcore.cli.doctor", "examine this machine, the plugins and every tier"),
+    "run": ("kvcore.cli.run", "start an engine with kvcore"),
     "serve": ("kvcore.cli.serve", "serve one cache to all engines of this machine"),
     "bench": ("kvcore.cli.bench", "measure speed against this machine's limits"),
     "plan": ("kvcore.cli.plan", "a model's KV: its size, load against compute time, and what to configure"),
@@ -24,7 +25,8 @@ COMMANDS = {
     "store": ("kvcore.cli.store", "list, verify, copy and clean what the tiers hold"),
 }
 """Command -> its module and help. A module offers `add_arguments(parser)` and `run(args) -> int`; it is imported only
-when its command is used, and a command whose module is absent does not exist."""
+when its command is used, and a command whose module is absent does not exist. Where it has `WORDS_FOLLOW`, what stands
+behind `--` is another program's and becomes `args.words`."""
 
 
 def run(argv: Sequence[str] | None = None) -> int:
@@ -40,9 +42,14 @@ def run(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     try:
         parser, modules = _parser(next((a for a in arguments if not a.startswith("-")), None))
+        words: list[str] | None = None
+        if any(getattr(module, "WORDS_FOLLOW", False) for module in modules.values()):
+            arguments, words = _cut(arguments)
         args, unknown = parser.parse_known_args(arguments)
         if unknown:
-            parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown)}")
+            hint = _meant(unknown) if words is None else ": what is the engine's stands behind `--`"
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        args.words = words
         if args.command is None:
             parser.print_help()
             return 2
@@ -58,6 +65,12 @@ def _run(arguments: list[str]) -> int:
         return 130
     except OSError as e:
         return os_error(e)
+
+
+def _cut(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before the first `--`, and behind it."""
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:at], arguments[at + 1 :]
 
 
 def _meant(unknown: list[str]) -> str:

@@ -60,6 +60,7 @@ def _check(args: argparse.Namespace) -> int:
     """JSON: {file, ok, faults: [{place, path, text}], notes: [text]}."""
     from kvcore.config import InvalidConfigError, load_config
     from kvcore.config.advice import capacities, notes_on
+    from kvcore.config.scripts import script_faults
 
     faults: list[dict[str, str]] = []
     notes: list[str] = []
@@ -67,7 +68,7 @@ def _check(args: argparse.Namespace) -> int:
     try:
         config = load_config(args.file, env=os.environ, flags=flags(args), registry=registry)
         registry.use_hooks(config.hooks)
-        if wrong := capacities(config, registry):
+        if wrong := capacities(config, registry) + script_faults(config.plugins, config.sources):
             raise InvalidConfigError(wrong)
         notes = notes_on(config)
     except PluginError as e:

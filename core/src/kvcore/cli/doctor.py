@@ -10,6 +10,7 @@ from kvcore.cli import machine, server, tiers
 from kvcore.cli.child import call
 from kvcore.cli.config import add_set, flags
 from kvcore.cli.output import COLOURS, paint, print_json, track
+from kvcore.cli.versions import versions
 from kvcore.config import load_config
 from kvcore.plugins import Registry, registry_from_env
 
@@ -34,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
         machine.locked_memory,
         _torch,
         lambda: _plugins(registry),
+        lambda: versions(registry),
         lambda: _engines(registry),
         lambda: _configuration(registry, args),
     ]
@@ -146,6 +148,7 @@ def _engines(registry: Registry) -> Iterator[Finding]:
 def _configuration(registry: Registry, args: argparse.Namespace) -> Iterator[Finding]:
     from kvcore.config import InvalidConfigError
     from kvcore.config.advice import capacities
+    from kvcore.config.scripts import script_faults
 
     try:
         config = load_config(args.file, flags=flags(args), registry=registry)
@@ -161,6 +164,8 @@ def _configuration(registry: Registry, args: argparse.Namespace) -> Iterator[Fin
         return  # its wrappers are part of every tier
     for fault in capacities(config, registry):
         yield Finding("error", "config", str(fault), "correct it: kvcore serve and engines refuse it")
+    for fault in script_faults(config.plugins, config.sources):
+        yield Finding("error", "config", str(fault), "correct it: kvcore serve refuses it")
     yield from machine.l1_size(config.l1.size)
     policies = [(tier.eviction, "eviction") for tier in config.l2 if tier.capacity is not None]
     for spec, kind in ((config.l1.eviction, "eviction"), (config.keys, "keys"), *policies):

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import resource
 import signal
 import sys
@@ -16,6 +17,7 @@ from kvcore.plugins import registry_from_env
 if TYPE_CHECKING:
     from kvcore.config import ServerConfig
     from kvcore.config.tree import Fault
+    from kvcore.service.children import Children
     from kvcore.service.http import HttpServer
     from kvcore.service.server import Server
 
@@ -38,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve. Prints one line when it is ready; 0 when it was asked to end."""
     from kvcore.config import InvalidConfigError, load_config
+    from kvcore.config.scripts import script_faults
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # two for each engine, beside those of the tiers
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -56,12 +59,18 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("server: is missing: say where to listen, such as `server: unix:///run/kvcore/kvcore.sock`")
     if len(config.server.url) > 1:
         raise ConfigError("server: is a list, which is for engines: give each server a file with its own address")
+    if faults := script_faults(config.plugins, config.sources):
+        raise InvalidConfigError(faults)
+    if config.log_level is None:
+        logging.getLogger("kvcore.run").setLevel(logging.INFO)  # what programs say shall be seen
     from kvcore.engine import CacheEngine
     from kvcore.service.address import Listener
+    from kvcore.service.children import Children, environment
     from kvcore.service.server import Server
 
     token = config.server.token.get_secret_value() if config.server.token is not None else None
     listeners = [Listener(address) for address in config.server.url]  # before anything of another server is touched
+    children = Children(config.plugins.run)
     try:
         engine = CacheEngine.of(config, registry, name="server")
         try:
@@ -69,18 +78,25 @@ def run(args: argparse.Namespace) -> int:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
                     signal.signal(number, lambda *_: server.stop())
-            http = _http(server, config.server) if config.server.http is not None else None
+            http = _http(server, config.server, children) if config.server.http is not None else None
             size = format_size(engine.l1.arena.size)
             where = " and ".join([*map(str, config.server.url), *([http.url] if http is not None else [])])
             print(f"kvcore is ready on {where}: L1 of {size}, tiers: {', '.join(engine.tiers) or 'none'}", flush=True)
+            env = environment(
+                os.environ, str(config.server.url[0]), config.file, http.url if http is not None else None
+            )
+            children.start(env, engine.metrics)
             with suppress(KeyboardInterrupt):
                 server.run()
+            children.stop()  # they end while what waits is written out
             if http is not None:
                 http.close()
             server.close()
         finally:
+            children.stop()
             engine.close()
     finally:
+        children.close()
         for listener in listeners:
             listener.close()
     return 0
@@ -91,11 +107,13 @@ def _as_typed(fault: "Fault") -> "Fault":
     return replace(fault, place="--http") if fault.place == "flag server.http.listen" else fault
 
 
-def _http(server: "Server", config: "ServerConfig") -> "HttpServer":
+def _http(server: "Server", config: "ServerConfig", children: "Children") -> "HttpServer":
     """HTTP beside the server. Raises `ConfigError`."""
     from kvcore.service.http import Node, serve_http
 
     assert config.http is not None
     address = str(server.addresses[0])
-    node = Node(server.engine, address, lambda: server.status()["sessions"], {"serve": server.post})
+    node = Node(
+        server.engine, address, lambda: server.status()["sessions"], {"serve": server.post}, helpers=children.status
+    )
     return serve_http(node, config.http)

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from kvcore.config.http import HttpConfig
     from kvcore.config.load import load_config
     from kvcore.config.model import Config, L1Config, ServerConfig, TierConfig
+    from kvcore.config.scripts import PluginsConfig, ScriptConfig
     from kvcore.config.tree import Fault, InvalidConfigError, Row, Source
 
 __all__ = [
@@ -16,7 +17,9 @@ __all__ = [
     "HttpConfig",
     "InvalidConfigError",
     "L1Config",
+    "PluginsConfig",
     "Row",
+    "ScriptConfig",
     "ServerConfig",
     "Source",
     "TierConfig",
@@ -31,6 +34,8 @@ _HOMES = {
     "ServerConfig": "model",
     "Address": "address",
     "TierConfig": "model",
+    "PluginsConfig": "scripts",
+    "ScriptConfig": "scripts",
     "InvalidConfigError": "tree",
     "Fault": "tree",
     "Row": "tree",

@@ -10,6 +10,7 @@ from kvcore.config.tree import Fault, show
 from kvcore.plugins import Registry
 
 NO_TIER = "no l2 tier is configured: what leaves L1 is lost"
+NOT_SERVED = "is run by `kvcore serve` only, which needs `server`: an engine with this file runs none of it"
 
 
 def capacities(config: Config, registry: Registry) -> list[Fault]:
@@ -35,6 +36,8 @@ def notes_on(config: Config) -> list[str]:
     """What was written and has no effect, each with its place; or that there is no tier."""
     notes = [] if config.l2 else [NO_TIER]
     written = config.sources
+    if config.plugins.run and config.server is None:
+        notes.append(str(Fault(str(written["plugins.run[0].path"]), "plugins.run", NOT_SERVED)))
     for i, tier in enumerate(config.l2):
         promote, eviction = f"l2[{i}].promote", f"l2[{i}].eviction"
         if tier.promote and tier.write != "all" and promote in written:

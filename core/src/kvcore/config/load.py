@@ -11,6 +11,7 @@ from kvcore.api.errors import PluginError
 from kvcore.api.storage import can_list
 from kvcore.config.model import CANNOT_LIST, OWN_CAPACITY, Config, TierConfig
 from kvcore.config.overlay import apply_environment, apply_flags
+from kvcore.config.scripts import settle
 from kvcore.config.tenants import listed_for, quota_faults
 from kvcore.config.tree import DEFAULT, Fault, InvalidConfigError, Path, Source, Tree, show
 from kvcore.config.validate import validate
@@ -95,6 +96,7 @@ class _Loader:
         server = self._tree.value.get("server")
         if isinstance(server, str | list):
             self._tree.set(("server",), {"url": server}, self._tree.source(("server",)))
+        settle(self._tree)
         data = _copy(self._tree.value)
         if isinstance(l1 := data.setdefault("l1", {}), dict):
             l1.setdefault("eviction", "lru")

@@ -21,6 +21,7 @@ from kvcore.api.serde import MAX_STAGES
 from kvcore.api.units import brief, format_size, parse_size
 from kvcore.config.address import Address, parse_address
 from kvcore.config.http import Http
+from kvcore.config.scripts import PluginsConfig
 from kvcore.config.tree import DEFAULT, Path, Row, Source, show
 from kvcore.plugins import PluginSpec
 
@@ -210,6 +211,9 @@ class Config(PluginConfig):
     """One cache for all engines of this machine: an address such as `unix:///run/kvcore.sock`, a list of them, or a
     mapping, see [below](#server). `kvcore serve` listens there and owns `l1`, `l2` and `hooks`; an engine connects to
     it. Default: the engine's process has a cache of its own."""
+
+    plugins: PluginsConfig = PluginsConfig()
+    """Programs that run beside the cache, see [below](#plugins). Only `kvcore serve` runs them. Default: none."""
 
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     """Serve Prometheus text on this port of 127.0.0.1; 0 picks a free one. Default: not served."""

@@ -11,6 +11,7 @@ from kvcore.config.yaml_file import MAX_VALUES, read_text, scalar
 PREFIX = "KVCORE_"
 OTHER_VARIABLES = {
     "KVCORE_CONFIG": "the configuration file, when none is given",
+    "KVCORE_HTTP": "set by `kvcore serve` for the programs of `plugins.run`: where it serves HTTP",
     "KVCORE_BLOCK_PLUGINS": "plugins that must not be imported: a list as described below",
     "KVCORE_ALLOW_PLUGINS": "when set, no other plugins but the core's own may be imported: a list of the same form",
 }

@@ -14,8 +14,8 @@ Path = tuple[str | int, ...]
 MAX_DEPTH = 32
 """Levels below the root, in a file or set one by one."""
 MAX_INT = (1 << 63) - 1
-SHORT: Mapping[Path, str] = {("server",): "url", ("server", "http"): "listen"}
-"""What a mapping's only text stands for, where that is not `plugin`."""
+SHORT: Mapping[Path, str] = {("server",): "url", ("server", "http"): "listen", ("plugins", "run"): "path"}
+"""What a mapping's only text stands for, where that is not `plugin`. Of a list, in each of its entries."""
 NO_TEXT = "not valid Unicode text: write it in UTF-8"
 
 
@@ -121,7 +121,7 @@ class Tree:
                 break
             child = at.get(part) if isinstance(at, dict) else at[part]
             if isinstance(child, str):
-                name = SHORT.get(path[: depth + 1], "plugin")
+                name = SHORT.get(tuple(p for p in path[: depth + 1] if isinstance(p, str)), "plugin")
                 child = {name: child}
                 self.sources[(*path[: depth + 1], name)] = self.source(path[: depth + 1])
             elif not isinstance(child, dict | list):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvcore.api import EvictionPolicy, ObjectEvent, ObjectLayout, format_size
-from kvcore.config import Config, TierConfig
+from kvcore.config import Config, L1Config, TierConfig
 from kvcore.control.admission import LoadAdmission
 from kvcore.control.fetch import Fetcher
 from kvcore.control.loop import LoopThread
@@ -31,6 +31,11 @@ CLOSE_TIERS_S = 20.0
 MIN_AUTO_BYTES = 64 << 20
 
 
+def l1_bytes(config: L1Config) -> int:
+    """What `l1.size` comes to on this machine, now."""
+    return max(MIN_AUTO_BYTES, available_memory() // 4) if config.size == "auto" else int(config.size)
+
+
 class StorageManager:
     """Owns everything that keeps objects. Made by `open`, ended by `close`.
 
@@ -38,7 +43,7 @@ class StorageManager:
         config: the validated configuration.
         registry: where components come from.
         metrics: where counts go.
-        with_l1: False for the L2 stack alone (`ObjectStore`).
+        with_l1: False for the L2 stack alone (`LocalStore`).
     """
 
     def __init__(self, config: Config, registry: Registry, metrics: Metrics, *, with_l1: bool = True) -> None:
@@ -117,7 +122,7 @@ class StorageManager:
 
     def _open_l1(self) -> None:
         config = self.config.l1
-        size = max(MIN_AUTO_BYTES, available_memory() // 4) if config.size == "auto" else int(config.size)
+        size = l1_bytes(config)
         self.arena = Arena(size)
 
         def make_policy() -> EvictionPolicy:

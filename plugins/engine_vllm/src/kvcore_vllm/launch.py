@@ -1,0 +1,201 @@
+"""`kvcore run vllm`: vLLM's command line with a `--kv-transfer-config` that uses kvcore."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvcore.api import ConfigError, LaunchRequest
+from kvcore_vllm.options import PREFIX
+from kvcore_vllm.register import NAME
+
+FLAG = "--kv-transfer-config"
+TIER = "KVCoreTier"
+TIER_MODULE = "kvcore_vllm.tier"
+ROLES = {"both": "kv_both", "prefill": "kv_producer", "decode": "kv_consumer"}
+
+Transfer = dict[str, Any]
+"""vLLM's `kv_transfer_config`."""
+
+
+def with_kvcore(request: LaunchRequest) -> tuple[list[str], list[str]]:
+    """The user's words with vLLM's flag, and what of them is new. Raises `ConfigError` when they cannot go together."""
+    words = list(request.words)
+    _no_offloading(words)
+    found = _flag(words)
+    if found is None:
+        _not_in_a_file(words)
+        text = _text(_connector(request) if request.via == "connector" else _tier(request))
+        return [*words, FLAG, text], [FLAG, text]
+    at, count, given = found
+    merged = _text(_merge(_parse(given), request))
+    if _parse(merged) == _parse(given):
+        return words, []
+    words[at : at + count] = [FLAG, merged]
+    return words, [FLAG, merged]
+
+
+# -- what kvcore needs -------------------------------------------------------------------------------------------------
+
+
+def _connector(request: LaunchRequest) -> Transfer:
+    extra = _values(request, f"{PREFIX}config")
+    made: Transfer = {"kv_connector": NAME, "kv_role": ROLES[request.role]}
+    return {**made, "kv_connector_extra_config": extra} if extra else made
+
+
+def _tier(request: LaunchRequest) -> Transfer:
+    if request.role != "both":
+        raise ConfigError(f"--role {request.role} needs the connector: leave out --via tier")
+    tier = {"type": TIER, "module_path": TIER_MODULE, **_values(request, "config")}
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": ROLES["both"],
+        "kv_connector_extra_config": {
+            "spec_name": "TieringOffloadingSpec",
+            "cpu_bytes_to_use": request.l1_bytes,
+            "secondary_tiers": [tier],
+        },
+    }
+
+
+def _values(request: LaunchRequest, file: str) -> Transfer:
+    """The file under this key, and what is laid over it."""
+    named = {} if request.config is None else {file: request.config}
+    return {**named, **{PREFIX + name: value for name, value in request.values.items()}}
+
+
+# -- and what is there -------------------------------------------------------------------------------------------------
+
+
+def _merge(given: Transfer, request: LaunchRequest) -> Transfer:
+    """What the user has written, with what is missing of kvcore's."""
+    connector = given.get("kv_connector")
+    if connector == "MultiConnector":
+        return _merge_multi(given, request)
+    ours = _connector(request) if request.via == "connector" else _tier(request)
+    if connector not in (None, ours["kv_connector"]):
+        raise ConfigError(
+            f"{FLAG} names the connector {connector!r}, and vLLM takes one: leave it out, or give both as the "
+            f"connectors of MultiConnector, with {NAME} among them"
+        )
+    extra = _mapping(given.get("kv_connector_extra_config", {}), "kv_connector_extra_config")
+    if request.via == "tier":
+        wanted = _merge_tier(extra, ours["kv_connector_extra_config"])
+    else:
+        wanted = _filled(extra, ours.get("kv_connector_extra_config", {}), "kv_connector_extra_config")
+    role = {} if request.role == "both" and "kv_role" in given else {"kv_role": ours["kv_role"]}
+    merged = _filled(given, {"kv_connector": ours["kv_connector"], **role}, FLAG)
+    return {**merged, "kv_connector_extra_config": wanted} if wanted else merged
+
+
+def _merge_multi(given: Transfer, request: LaunchRequest) -> Transfer:
+    """MultiConnector, whose order is the user's: what is missing of the child that is kvcore's."""
+    extra = _mapping(given.get("kv_connector_extra_config", {}), "kv_connector_extra_config")
+    children = extra.get("connectors")
+    own = [c for c in children if _is_ours(c)] if isinstance(children, list) else []
+    if request.via != "connector" or not own:
+        raise ConfigError(
+            f"{FLAG} has a MultiConnector without {NAME}: which of its connectors comes first is yours to say, so add "
+            f"{_text(_connector(request))} to its `connectors`"
+        )
+    assert isinstance(children, list)
+    merged = [_merge(child, request) if child is own[0] else child for child in children]
+    return {**given, "kv_connector_extra_config": {**extra, "connectors": merged}}
+
+
+def _is_ours(child: object) -> bool:
+    return isinstance(child, dict) and child.get("kv_connector") == NAME
+
+
+def _merge_tier(extra: Transfer, ours: Transfer) -> Transfer:
+    tiers = extra.get("secondary_tiers", [])
+    if not isinstance(tiers, list) or not all(isinstance(tier, dict) for tier in tiers):
+        raise ConfigError(f"{FLAG}: kv_connector_extra_config.secondary_tiers must be a list of mappings")
+    (tier,) = ours["secondary_tiers"]
+    if any(t.get("type") == TIER for t in tiers):
+        tiers = [_filled(t, tier, f"the tier {TIER}") if t.get("type") == TIER else t for t in tiers]
+    else:
+        tiers = [*tiers, tier]
+    size = {"cpu_bytes_to_use": ours["cpu_bytes_to_use"]}
+    merged = _filled(extra, {"spec_name": ours["spec_name"]}, "kv_connector_extra_config")
+    return {**size, **merged, "secondary_tiers": tiers}
+
+
+def _filled(given: Mapping[str, Any], ours: Mapping[str, Any], where: str) -> Transfer:
+    """`given` and what it lacks. Raises `ConfigError` where they differ."""
+    for name, value in ours.items():
+        if name in given and given[name] != value:
+            raise ConfigError(
+                f"{where} says {name}: {given[name]!r}, and kvcore run would say {value!r}: give it in one place"
+            )
+    return {**given, **ours}
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def _flag(words: Sequence[str]) -> tuple[int, int, str] | None:
+    """Where the user's own flag stands, how many words it takes, and its JSON."""
+    found = [(i, word) for i, word in enumerate(words) if _names(word, FLAG, "--kv-t")]
+    if not found:
+        return None
+    if len(found) > 1 or "." in found[0][1].partition("=")[0]:
+        raise ConfigError(f"{FLAG} is given in parts: write it once, as one JSON object")
+    at, word = found[0]
+    _, equals, text = word.partition("=")
+    if equals:
+        return at, 1, text
+    if at + 1 == len(words):
+        raise ConfigError(f"{FLAG}: its value is missing")
+    return at, 2, words[at + 1]
+
+
+def _names(word: str, flag: str, shortest: str) -> bool:
+    """Whether vLLM takes the word for this flag: with `_` for `-`, `=VALUE`, `.KEY`, or abbreviated."""
+    name = word.partition("=")[0].partition(".")[0].replace("_", "-")
+    return flag.startswith(name) and name.startswith(shortest)
+
+
+def _no_offloading(words: Sequence[str]) -> None:
+    for word in words:
+        if _names(word, "--kv-offloading-size", "--kv-offloading-s"):
+            raise ConfigError(
+                f"{word.partition('=')[0]} makes vLLM offload by a connector of its own, and it takes one: leave it "
+                "out, or have kvcore below vLLM's offloading with: kvcore run vllm --via tier"
+            )
+
+
+def _not_in_a_file(words: Sequence[str]) -> None:
+    """vLLM's own `--config FILE` may name a connector, too, which our flag would silently replace."""
+    for i, word in enumerate(words):
+        name, equals, path = word.partition("=")
+        if name == "--config":
+            _check_file(Path(path if equals else "".join(words[i + 1 : i + 2])))
+
+
+def _check_file(path: Path) -> None:
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return  # vLLM says what is wrong with it
+    if re.search(r"^\s*['\"]?kv[-_]transfer[-_]config\b", text, re.M):
+        raise ConfigError(f"{path} has kv-transfer-config: take it out there, or write it behind `--` as {FLAG} JSON")
+
+
+def _parse(text: str) -> Transfer:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{FLAG} is no JSON: {error}") from None
+    return _mapping(value, FLAG)
+
+
+def _mapping(value: object, what: str) -> Transfer:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{what} must be a JSON object, not {json.dumps(value)[:60]}")
+    return value
+
+
+_text: Callable[[Any], str] = json.JSONEncoder(separators=(",", ":")).encode

@@ -21,6 +21,7 @@ MODULES = (
     "scenarios_events",
     "scenarios_admission",
     "scenarios_several",
+    "scenarios_tier",
 )
 
 

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from kvcore.api import ConfigError
+from kvcore.api import ConfigError, LayoutError
 
 TESTED = "0.32"
 """The vLLM series that the tests run under."""
@@ -172,3 +172,61 @@ def weights_path(model_config: Any) -> str:
     except Exception:
         return name  # not a hub name, or no hub client
     return os.path.dirname(found) if isinstance(found, str) else name
+
+
+def offloading_configs() -> tuple[Any, Any]:
+    """`VllmConfig` and `KVCacheConfig` of the offloading scheduler that is being made, further up in the calls.
+
+    vLLM hands a secondary tier the model's name and little more, which two checkpoints may have in common. Raises
+    `LayoutError` where they cannot be found: nothing may be stored under half a name.
+    """
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
+
+    maker = OffloadingConnectorScheduler.__init__.__code__
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code is maker:
+            return frame.f_locals["vllm_config"], frame.f_locals["kv_cache_config"]
+        frame = frame.f_back  # type: ignore[assignment]
+    raise LayoutError(
+        "kvcore's tier does not find the configuration of the engine that makes it: it works below vLLM's "
+        f"OffloadingConnector, as of vLLM {TESTED}"
+    )
+
+
+def attention_choice(vllm_config: Any) -> str:
+    """What vLLM chooses attention backends by, as text: asked for in the scheduler, which holds no layer to look at."""
+    from vllm.platforms import current_platform
+
+    capability = current_platform.get_device_capability()
+    found = installed_vllm()
+    device = f"{current_platform.device_type} {capability if capability is not None else ''}".strip()
+    return f"vllm {found[1] if found else ''}; {device}; {vllm_config.attention_config}"
+
+
+def block_isa(vllm_config: Any, specs: Iterable[Any]) -> str:
+    """The instruction sets that vLLM's CPU backend packs blocks of these layers for; "" on other devices."""
+    if not on_cpu():
+        return ""
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    dtype, kv_dtype = vllm_config.model_config.dtype, vllm_config.cache_config.cache_dtype
+    sizes = {(int(s.block_size), getattr(s, "head_size", None)) for s in specs}
+    return "+".join(sorted({_get_attn_isa(dtype, block, head, kv_dtype) for block, head in sizes}))
+
+
+def tier_stats(counts: Mapping[str, float]) -> Any:
+    """Increases of counters, as vLLM takes them from a tier."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+
+    stats = OffloadingConnectorStats()
+    for name, increase in counts.items():
+        stats.increase_counter(name, increase)
+    return stats
+
+
+def tier_counters(documentation: Mapping[str, str]) -> dict[str, Any]:
+    """Declarations of counters, as vLLM wants them before any is counted."""
+    from vllm.v1.kv_offload.base import OffloadingCounterMetadata
+
+    return {name: OffloadingCounterMetadata(documentation=text) for name, text in documentation.items()}

@@ -59,13 +59,12 @@ def build_spec(
         if missing:
             raise LayoutError(f"the workers hold no KV for the layers {', '.join(missing)}")
         groups.append(GroupSpec(layers, tuple(first.block_bytes[name] for name in layers), window))
-    model, cache = vllm_config.model_config, vllm_config.cache_config
-    path = _compat.weights_path(model)
+    model = vllm_config.model_config
     return ModelSpec(
         engine="vllm",
-        model=os.path.basename(os.path.normpath(model.model)) if os.path.exists(model.model) else str(model.model),
-        weights=weights_fingerprint(path, model.revision),
-        dtype=_kv_dtype(kv_cache_config, cache),
+        model=model_name(model),
+        weights=weights_fingerprint(_compat.weights_path(model), model.revision),
+        dtype=kv_dtype(kv_cache_config, vllm_config.cache_config),
         element_bytes=first.element_bytes,
         layout=f"{kv_cache_config.kv_cache_layout}:{first.shape}",
         backend=first.backend,
@@ -74,31 +73,33 @@ def build_spec(
         ranks=ranks,
         groups=tuple(groups),
         parallel={"tp": ranks},
-        extra={
-            "compute_dtype": str(model.dtype),
-            "kv_cache_dtype": str(cache.cache_dtype),
-            "quantization": str(model.quantization),
-            "load_format": str(vllm_config.load_config.load_format),
-            "hash": str(cache.prefix_caching_hash_algo),
-            "hf_config": _config_digest(model),
-            "media": media.identity(model),
-            **extra,
-        },
+        extra={**computed_from(vllm_config), **extra},
     )
 
 
-def _obstacles(vllm_config: Any, kv_cache_config: Any) -> "list[str]":
-    parallel, model, groups = vllm_config.parallel_config, vllm_config.model_config, kv_cache_config.kv_cache_groups
-    speculative = vllm_config.speculative_config
-    found = []
-    for size, name in (
-        (parallel.pipeline_parallel_size, "pipeline parallel"),
-        (parallel.prefill_context_parallel_size, "prefill context parallel"),
-        (parallel.decode_context_parallel_size, "decode context parallel"),
-        (parallel.nnodes, "number of nodes of one engine"),
-    ):
-        if size > 1:
-            found.append(f"the {name} size is {size}, only 1 is supported (tensor parallel is)")
+def model_name(model_config: Any) -> str:
+    """The model's name; of a folder its last part, so that it may be moved."""
+    name = str(model_config.model)
+    return os.path.basename(os.path.normpath(name)) if os.path.exists(name) else name
+
+
+def computed_from(vllm_config: Any) -> dict[str, str]:
+    """What else KV is computed from, for `ModelSpec.extra`."""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    return {
+        "compute_dtype": str(model.dtype),
+        "kv_cache_dtype": str(cache.cache_dtype),
+        "quantization": str(model.quantization),
+        "load_format": str(vllm_config.load_config.load_format),
+        "hash": str(cache.prefix_caching_hash_algo),
+        "hf_config": _config_digest(model),
+        "media": media.identity(model),
+    }
+
+
+def unsafe(vllm_config: Any) -> list[str]:
+    """Why the KV of this model is not a function of the tokens before it and of what a namespace tells apart."""
+    model, speculative, found = vllm_config.model_config, vllm_config.speculative_config, []
     if model.is_encoder_decoder:
         found.append("it is an encoder-decoder model, whose cross-attention depends on more than the tokens before")
     if model.is_diffusion:
@@ -112,19 +113,34 @@ def _obstacles(vllm_config: Any, kv_cache_config: Any) -> "list[str]":
         found.append("calculate_kv_scales makes the KV depend on the first request; give scales, or turn it off")
     if unnamed := media.obstacle(vllm_config):
         found.append(unnamed)
+    return found
+
+
+def _obstacles(vllm_config: Any, kv_cache_config: Any) -> "list[str]":
+    parallel, groups = vllm_config.parallel_config, kv_cache_config.kv_cache_groups
+    found = []
+    for size, name in (
+        (parallel.pipeline_parallel_size, "pipeline parallel"),
+        (parallel.prefill_context_parallel_size, "prefill context parallel"),
+        (parallel.decode_context_parallel_size, "decode context parallel"),
+        (parallel.nnodes, "number of nodes of one engine"),
+    ):
+        if size > 1:
+            found.append(f"the {name} size is {size}, only 1 is supported (tensor parallel is)")
+    found += unsafe(vllm_config)
     if not groups:
         found.append("it has no KV cache")
         return found
     excluded = set(range(len(groups))) - set(kv_cache_config.prefix_cacheable_group_ids)
     for i, group in enumerate(groups):
-        kinds = {type(spec).__name__ for spec in _layer_specs(group.kv_cache_spec)}
+        kinds = {type(spec).__name__ for spec in layer_specs(group.kv_cache_spec)}
         unknown = kinds - {"FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec"}
         if unknown or i in excluded:
             found.append(
                 f"KV cache group {i} is of the kind {', '.join(sorted(kinds))}; supported are full attention, MLA and "
                 "sliding windows"
             )
-        elif any(getattr(spec, "non_causal", False) for spec in _layer_specs(group.kv_cache_spec)):
+        elif any(getattr(spec, "non_causal", False) for spec in layer_specs(group.kv_cache_spec)):
             found.append(f"KV cache group {i} attends to later tokens, so a prefix's KV is not its own")
         elif getattr(group.kv_cache_spec, "extra_retained_tokens", 0):
             found.append(f"KV cache group {i} retains tokens beyond its window")
@@ -134,18 +150,20 @@ def _obstacles(vllm_config: Any, kv_cache_config: Any) -> "list[str]":
     return found
 
 
-def _layer_specs(spec: Any) -> list[Any]:
+def layer_specs(spec: Any) -> list[Any]:
+    """vLLM's description of each layer's KV in a group, or the one that all have."""
     inner = getattr(spec, "kv_cache_specs", None)
     return list(inner.values()) if inner else [spec]
 
 
 def _window(spec: Any) -> int | None:
-    windows = {int(s.sliding_window) if type(s).__name__ == "SlidingWindowSpec" else None for s in _layer_specs(spec)}
+    windows = {int(s.sliding_window) if type(s).__name__ == "SlidingWindowSpec" else None for s in layer_specs(spec)}
     return windows.pop() if len(windows) == 1 else None
 
 
-def _kv_dtype(kv_cache_config: Any, cache_config: Any) -> str:
-    specs = [s for g in kv_cache_config.kv_cache_groups for s in _layer_specs(g.kv_cache_spec)]
+def kv_dtype(kv_cache_config: Any, cache_config: Any) -> str:
+    """Element type of the KV cache, with the format it is quantised to."""
+    specs = [s for g in kv_cache_config.kv_cache_groups for s in layer_specs(g.kv_cache_spec)]
     dtypes = sorted({str(s.dtype).removeprefix("torch.") for s in specs})
     return "+".join(dtypes) if cache_config.cache_dtype == "auto" else f"{cache_config.cache_dtype}:{'+'.join(dtypes)}"
 

@@ -1,8 +1,8 @@
-"""The connector's own options, from vLLM's `kv_connector_extra_config`."""
+"""The options of the connector and of the secondary tier, from vLLM's `kv_connector_extra_config`."""
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from pydantic import ValidationError
 
@@ -51,3 +51,46 @@ def parse_options(extra: Mapping[str, Any]) -> Options:
     if faults:
         raise ConfigError("\n".join(f"kv_connector_extra_config.{fault}" for fault in faults))
     return options
+
+
+class TierOptions(NamedTuple):
+    """What a secondary tier was given: the YAML file, values laid over it, and where its storage is."""
+
+    config: str | None
+    flags: dict[str, Any]
+    locality: str | None
+
+
+LOCALITIES = ("LOCAL", "REMOTE")
+"""What vLLM knows of where a tier's storage is."""
+
+
+def parse_tier_options(given: Mapping[str, Any]) -> TierOptions:
+    """The keys of one of `secondary_tiers` that vLLM leaves to the tier. Raises `ConfigError` with every fault."""
+    flags: dict[str, Any] = {}
+    config = locality = None
+    faults = []
+    for key, value in given.items():
+        name = key.removeprefix(PREFIX)
+        if name == "config":
+            config = value
+            if not isinstance(value, str):
+                faults.append(f"{key}: is {value!r}, it must be the path of a YAML file")
+        elif key == "locality":
+            locality = value.upper() if isinstance(value, str) else value
+            if locality is not None and locality not in LOCALITIES:
+                faults.append(f"{key}: is {value!r}, allowed are {', '.join(map(repr, LOCALITIES))}")
+        elif name in _OWN:
+            faults.append(f"{key}: an option of KVCoreConnector, the tier has none of this name: leave it out")
+        elif name == key:
+            known = ["config", "locality", PREFIX + "l2", PREFIX + "lookup_timeout", PREFIX + "server"]
+            hint = difflib.get_close_matches(key, known, 1) or difflib.get_close_matches(PREFIX + key, known, 1)
+            faults.append(
+                f"{key}: unknown; beside `config` and `locality`, kvcore's keys begin with {PREFIX!r}"
+                + (f": did you mean {hint[0]}?" if hint else "")
+            )
+        else:
+            flags[name] = value
+    if faults:
+        raise ConfigError("\n".join(f"secondary_tiers: {fault}" for fault in faults))
+    return TierOptions(config, flags, locality)

@@ -19,13 +19,16 @@ def tenant_of(request: Any) -> str | None:
     """Whose request it is: `kv_transfer_params["tenant"]`, else what a producer's promise says, else vLLM's
     `cache_salt`, else "". None where the name given is not fit to be one: such a request is not cached at all, because
     it must not be taken for somebody else's."""
-    params = request.kv_transfer_params
+    return tenant_named(request.kv_transfer_params, str(request.cache_salt or ""))
+
+
+def tenant_named(params: Any, salt: str = "") -> str | None:
+    """The same, of a request's `kv_transfer_params` and salt."""
     given = params.get("tenant") if isinstance(params, dict) else None
     if given is None and (promised := handover.read(params)) is not None:
         given = promised.tenant or None
     if given is not None:
         return given if isinstance(given, str) and _is_name(given) else None
-    salt = str(request.cache_salt or "")
     return salt if _is_name(salt) else hashlib.sha256(salt.encode(errors="surrogatepass")).hexdigest()
 
 

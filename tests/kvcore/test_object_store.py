@@ -49,6 +49,13 @@ def joined(buffers: list[list[memoryview]]) -> list[bytes]:
     return [b"".join(each) for each in buffers]
 
 
+def until(true: Callable[[], bool], what: str) -> None:
+    give_up = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < give_up, f"never: {what}"
+        time.sleep(0.01)
+
+
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
     with ExitStack() as stack:
@@ -259,3 +266,135 @@ def test_closing_while_it_is_used_ends_all_calls(make: Make) -> None:
         assert not thread.is_alive()
     assert not failures
     assert got(store, space, keys) == store.exists(space, keys) == put(store, space, keys) == [False] * 8
+
+
+def held(store: LocalStore) -> list[int]:
+    """How many objects each tier has."""
+    return [len(tier.storage._objects) for tier in store._manager.tiers]
+
+
+def test_what_a_later_tier_had_is_written_to_the_earlier_ones(make: Make) -> None:
+    store = make(
+        "l2: [{name: first, storage: memory}, {name: mine, storage: memory, promote: false}, "
+        "{name: idle, storage: memory, write: none}, {name: last, storage: memory}, "
+        "{name: again, storage: memory, write: reused}]\n"
+    )
+    space = store.register(model(), "test/1")
+    keys = hashes(4)
+    assert put(store, space, keys) == [True] * 4
+    assert held(store) == [4, 4, 0, 4, 0]
+    for tier in store._manager.tiers[:2]:
+        tier.storage._objects.clear()
+    assert got(store, space, keys[:3], pieces=3) == [True] * 3
+    until(lambda: held(store) == [3, 0, 0, 4, 3], "promoted, and written where what is asked for again is wanted")
+    assert store.stats()['kvcore_tier_promoted_total{tier="first"}'] == 3
+    store._manager.tiers[3].storage._objects.clear()
+    assert got(store, space, keys[:3]) == [True] * 3, "the copies are the objects"
+    store._manager.tiers[0].storage._objects.clear()
+    assert got(store, space, keys[:3]) == [True] * 3
+
+
+def test_copies_for_other_tiers_take_bounded_memory(make: Make) -> None:
+    store = make("l2: [{name: first, storage: memory}, {name: last, storage: memory}]\n")
+    store._batches._promotion._room_bytes = 2 * NBYTES
+    space = store.register(model(), "test/1")
+    keys = hashes(5)
+    put(store, space, keys)
+    store._manager.tiers[0].storage._objects.clear()
+    assert got(store, space, keys) == [True] * 5
+    until(lambda: held(store) == [2, 5], "two are promoted")
+    assert store.stats()['kvcore_tier_dropped_total{tier="first",reason="queue_full"}'] == 3
+    until(lambda: store._batches._promotion._waiting_bytes == 0, "the memory is free")
+
+
+FAULTY = "{name: NAME, timeout: 500ms, storage: {plugin: faulty, storage: memory, FAULTS}}"
+
+
+def faulty(name: str, faults: str) -> str:
+    return FAULTY.replace("NAME", name).replace("FAULTS", faults)
+
+
+def recover(store: LocalStore) -> None:
+    from kvcore.testing.fault_config import Faults
+
+    for tier in store._manager.tiers:
+        if hasattr(tier.storage, "faults"):
+            tier.storage.faults = Faults()
+
+
+def test_a_tier_that_does_not_answer_holds_up_nobody_whom_another_serves(make: Make) -> None:
+    store = make(f"l2: [{faulty('slow', 'latency: 10s, operations: [exists]')}, {{storage: memory}}]\n")
+    space = store.register(model(), "test/1")
+    keys = hashes(4)
+    assert store.store(space, keys[:2], rooms(2)) == [True, True]
+    begun = time.monotonic()
+    assert store.exists(space, keys[:2]) == [True, True]
+    assert time.monotonic() - begun < 5
+    assert store.exists(space, keys) == [True, True, False, False]
+    recover(store)
+
+
+@pytest.mark.parametrize("faults", ["error_rate: 1", "fail_rate: 1", "hang_rate: 1", "torn_rate: 1", "flip_rate: 1"])
+def test_faults_are_misses_in_bounded_time_and_never_wrong_bytes(make: Make, faults: str) -> None:
+    store = make(f"l2: [{faulty('bad', faults)}, {faulty('worse', 'lost_rate: 0.5, fail_rate: 0.3, seed: 3')}]\n")
+    space = store.register(model(), "test/1")
+    keys = hashes(12)
+    timer = threading.Timer(20, recover, (store,))  # a call that hangs has lent memory: it is over when that is let go
+    if faults.startswith("hang"):
+        timer = threading.Timer(3, recover, (store,))
+    timer.start()
+    for _ in range(3):
+        put(store, space, keys, pieces=3)
+        got(store, space, keys, pieces=2)
+        store.exists(space, keys)
+        store.delete(space, keys[:1])
+    timer.cancel()
+    recover(store)
+    until(lambda: all(tier.breaker.closed for tier in store._manager.tiers), "they are well")
+    assert put(store, space, keys) == [True] * 12
+    assert got(store, space, keys) == [True] * 12
+
+
+def test_a_load_that_hangs_ends_when_its_memory_is_let_go(make: Make) -> None:
+    store = make(f"l2: [{faulty('bad', 'hang_rate: 1, operations: [load]')}]\n")
+    space = store.register(model(), "test/1")
+    keys = hashes(1)
+    assert put(store, space, keys) == [True]
+    into = rooms(1)
+    done = threading.Event()
+    answers: list[list[bool]] = []
+
+    def load() -> None:
+        answers.append(store.load(space, keys, into))
+        done.set()
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    until(lambda: store._manager.tiers[0].stuck_s is not None, "it hangs")
+    assert not done.is_set(), "the storage may still write into the caller's memory"
+    assert got(store, space, keys) == [False], "others are lent no memory of theirs"
+    recover(store)
+    assert done.wait(60)
+    thread.join()
+    assert answers == [[False]]
+
+
+def test_a_stalled_loop_is_a_miss(make: Make) -> None:
+    store = make()
+    space = store.register(model(), "test/1")
+    keys = hashes(2)
+    assert put(store, space, keys) == [True] * 2
+    let_go = threading.Event()
+    store._batches.limit_s = 0.2
+    store._manager.config = store._manager.config.model_copy(update={"lookup_timeout": 0.2})
+    store._manager.loop.post(let_go.wait, 60)  # as a plugin that blocks the loop
+    assert store.exists(space, keys) == [False] * 2
+    into = rooms(2)
+    assert store.load(space, keys, into) == [False] * 2
+    assert put(store, space, hashes(2, "x")) == [False] * 2
+    store.delete(space, keys)
+    let_go.set()
+    store._batches.limit_s = 60.0
+    assert got(store, space, keys) == [True] * 2
+    assert joined(into) == [bytes(NBYTES)] * 2, "what was given up is not written late"
+    assert store.exists(space, hashes(2, "x")) == [False] * 2

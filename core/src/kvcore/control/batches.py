@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from kvcore.api import Failed, Loaded, LoadOutcome, ObjectKey, Stored, StoreOutcome
+from kvcore.config import TierConfig
 from kvcore.control.events import sort_events
 from kvcore.control.manager import StorageManager
+from kvcore.control.promotion import Promotion
 from kvcore.control.reuse import Reuse
 from kvcore.l2 import Loads, Tier, Transfer
 from kvcore.observe import logger
@@ -43,16 +45,18 @@ class Lent:
 class _Writes:
     """What one tier is written."""
 
-    def __init__(self, write: str) -> None:
-        self.all = write == "all"
-        self.reuse = Reuse() if write == "reused" else None
+    def __init__(self, config: TierConfig) -> None:
+        self.all = config.write == "all"
+        self.promote = config.promote
+        self.reuse = Reuse() if config.write == "reused" else None
 
 
 class Batches:
     """Runs batches on the tiers' loop; its methods are coroutines of that loop. No tier makes them raise.
 
     A batch has no key twice. Tiers are written what their `write:` says: `evicted` nothing, for nothing is evicted
-    here; `reused` what is stored for the second time.
+    here; `reused` what is stored for the second time, or found in another tier. Those that `promote` are written what a
+    later one had.
     """
 
     def __init__(self, manager: StorageManager) -> None:
@@ -60,7 +64,8 @@ class Batches:
         self._loop = manager.loop
         self._hooks = manager.hooks
         self._metrics = manager.metrics
-        self._writes = {name: _Writes(config.write) for name, config in manager.tier_configs.items()}
+        self._writes = {name: _Writes(config) for name, config in manager.tier_configs.items()}
+        self._promotion = Promotion(self._loop, self._metrics, self._keep)
         self.limit_s = 2 * sum(config.timeout for config in manager.tier_configs.values())
         """How long a batch may take in its tiers, which hold themselves to their deadlines."""
         idle = [name for name, config in manager.tier_configs.items() if config.write == "evicted"]
@@ -74,7 +79,8 @@ class Batches:
         """
         arrived = [False] * len(wanted)
         reasons: dict[int, str] = {}
-        for tier in list(self._manager.tiers):
+        tiers = list(self._manager.tiers)
+        for at, tier in enumerate(tiers):
             left = [i for i, there in enumerate(arrived) if not there]
             if not left:
                 break
@@ -84,8 +90,12 @@ class Batches:
                 arrived[i] = isinstance(outcome, Loaded)
                 if isinstance(outcome, Failed):
                     reasons[i] = outcome.kind
-            self._metrics.add("hit_chunks", sum(isinstance(o, Loaded) for o in outcomes), tier.name)
+            found = [t for t, outcome in zip(batch, outcomes, strict=True) if isinstance(outcome, Loaded)]
+            self._metrics.add("hit_chunks", len(found), tier.name)
             self._tell_loaded(tier, batch, outcomes)
+            wanting = self._wanting(tiers, at, found) if found else []
+            if wanting:
+                await self._promotion.offer(found, wanting)
         self._metrics.add("lookup_chunks", len(wanted))
         for i, there in enumerate(arrived):
             if not there:
@@ -107,6 +117,23 @@ class Batches:
             await asyncio.wait(hanging)
         return outcomes
 
+    def _wanting(
+        self, tiers: Sequence[Tier], source: int, found: Sequence[Transfer]
+    ) -> list[tuple[Tier, Sequence[Transfer]]]:
+        """The tiers that want what one of them had, each with what it wants."""
+        wanting: list[tuple[Tier, Sequence[Transfer]]] = []
+        for i, tier in enumerate(tiers):
+            writes = self._writes[tier.name]
+            if i == source or not tier.breaker.closed or (i < source and not writes.promote):
+                continue
+            if writes.reuse is not None:
+                new = set(writes.reuse.asked_keys([t.key for t in found]))
+                if new:
+                    wanting.append((tier, [t for t in found if t.key in new]))
+            elif i < source and writes.all:
+                wanting.append((tier, found))
+        return wanting
+
     async def store(self, given: Sequence[Transfer], lent: Lent) -> list[bool]:
         """Write objects to the tiers that want them; which are in at least one."""
         tiers = list(self._manager.tiers)
@@ -125,17 +152,25 @@ class Batches:
             wanted = {t.key for t in given}
         else:
             return [False] * len(given)
-        batch = [t for t in given if t.key in wanted]
-        size = tier.batch_size(len(batch), given[0].nbytes)
+        batch = given if len(wanted) == len(given) else [t for t in given if t.key in wanted]
+        kept = await self._keep(tier, batch, held) if batch else set()
+        return [t.key in kept for t in given]
+
+    async def _keep(
+        self, tier: Tier, batch: Sequence[Transfer], held: Callable[[], bool] = lambda: True
+    ) -> set[ObjectKey]:
+        """Have a tier keep objects; those that it has afterwards."""
+        size = tier.batch_size(len(batch), batch[0].nbytes)
         pieces = [batch[at : at + size] for at in range(0, len(batch), size)]
         calls = [self._loop.spawn(self._write(tier, piece, held)) for piece in pieces]
         kept: set[ObjectKey] = set()
         for keys in await _ended(calls):
             if isinstance(keys, set):
                 kept |= keys
-        if writes.reuse is not None:
-            writes.reuse.refused(wanted - kept)
-        return [t.key in kept for t in given]
+        reuse = self._writes[tier.name].reuse
+        if reuse is not None:
+            reuse.refused(t.key for t in batch if t.key not in kept)
+        return kept
 
     async def _write(self, tier: Tier, batch: Sequence[Transfer], held: Callable[[], bool]) -> set[ObjectKey]:
         """Those of a batch that the tier has afterwards."""
@@ -152,6 +187,10 @@ class Batches:
     async def delete(self, keys: Sequence[ObjectKey]) -> None:
         """Forget objects in every tier."""
         await _ended([self._loop.spawn(tier.delete(keys)) for tier in list(self._manager.tiers)])
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until what is written in the background is, so long at most. Before the end."""
+        await self._promotion.drain(timeout_s)
 
     def _tell_loaded(self, tier: Tier, batch: Sequence[Transfer], outcomes: Sequence[LoadOutcome]) -> None:
         if self._hooks.listens("loaded") or self._hooks.listens("failed"):

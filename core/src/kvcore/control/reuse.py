@@ -39,6 +39,11 @@ class Reuse:
         """The same as `published`, of objects that are not in L1."""
         return [key for key in keys if self._take(key, [key.chunk_hash], new=False)]
 
+    def asked_keys(self, keys: Sequence[ObjectKey]) -> list[ObjectKey]:
+        """The same as `asked`, of objects that are not in L1."""
+        new = [k for k in keys if not self._offered.get(_salt(k.namespace, k.group) ^ hash(k.chunk_hash))]
+        return [key for key in new if self._take(key, [key.chunk_hash], new=True)]
+
     def refused(self, keys: Iterable[ObjectKey]) -> None:
         """The tier did not take these objects: they are offered again when they are next asked for."""
         for key in keys:

@@ -23,6 +23,8 @@ SLACK_S = 1.0
 """How much later than its own deadlines a call is given up, when the tiers' loop does not run."""
 CLOSE_S = 20.0
 """How long `close` waits for calls under way."""
+DRAIN_S = 10.0
+"""How long `close` waits until tiers have taken what is written in the background."""
 
 
 class LocalSpace(StoreSpace):
@@ -173,6 +175,7 @@ class LocalStore:
         if not self._manager.closed:  # in a fork, another thread may have had the lock
             with self._idle:
                 self._idle.wait_for(lambda: not self._calls, CLOSE_S)
+            self._run(self._batches.drain(DRAIN_S), DRAIN_S + SLACK_S, None)
         self._presence.close()
 
     def _namespace(self, space: StoreSpace, group: int) -> bytes | None:

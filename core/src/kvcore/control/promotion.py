@@ -1,0 +1,87 @@
+"""What one tier had and others want, too: copied while the caller lends its memory, and written in the background."""
+
+import asyncio
+import mmap
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from kvcore.control.loop import LoopThread
+from kvcore.l2 import Threads, Tier, Transfer
+from kvcore.observe import Metrics
+
+ROOM_BYTES = 256 << 20
+"""So much may wait to be written; more is dropped and counted."""
+_PAGE = mmap.PAGESIZE
+
+
+class Promotion:
+    """Copies on their way to tiers. Used on the loop.
+
+    Args:
+        write: writes objects to a tier.
+    """
+
+    def __init__(
+        self,
+        loop: LoopThread,
+        metrics: Metrics,
+        write: Callable[[Tier, Sequence[Transfer]], Coroutine[Any, Any, object]],
+        room_bytes: int = ROOM_BYTES,
+    ) -> None:
+        self._loop = loop
+        self._metrics = metrics
+        self._write = write
+        self._room_bytes = room_bytes
+        self._waiting_bytes = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._threads = Threads("kvcore-copy", 1)
+
+    async def offer(self, found: Sequence[Transfer], wanting: Sequence[tuple[Tier, Sequence[Transfer]]]) -> None:
+        """Copy those objects that tiers want, of those `found`, and have them written. When it ends, the payloads are
+        the caller's again."""
+        fits = (self._room_bytes - self._waiting_bytes) // found[0].nbytes
+        chosen = {key for _, wanted in wanting for key in (t.key for t in wanted)}
+        taken = [t for t in found if t.key in chosen][: max(0, fits)]
+        copies = {}
+        if taken:
+            self._waiting_bytes += len(taken) * found[0].nbytes
+            copied = await self._threads.run(_copies, taken)
+            copies = {t.key: t for t in copied}
+        writes = []
+        for tier, wanted in wanting:
+            ours = [copies[t.key] for t in wanted if t.key in copies]
+            self._metrics.add("tier_promoted", len(ours), tier.name)
+            self._metrics.add("tier_dropped", len(wanted) - len(ours), tier.name, "queue_full")
+            if ours:
+                writes.append((tier, ours))
+        if writes:
+            task = self._loop.spawn(self._run(writes, len(taken) * found[0].nbytes))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until all is written, so long at most."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+        self._threads.close()
+
+    async def _run(self, writes: Sequence[tuple[Tier, list[Transfer]]], nbytes: int) -> None:
+        try:
+            await asyncio.gather(*(self._write(tier, ours) for tier, ours in writes), return_exceptions=True)
+        finally:
+            self._waiting_bytes -= nbytes
+
+
+def _copies(objects: Sequence[Transfer]) -> list[Transfer]:
+    """The same objects in memory of our own, each page-aligned, so that a direct write needs no copy of its own."""
+    spans = [-(-t.nbytes // _PAGE) * _PAGE for t in objects]
+    memory = memoryview(mmap.mmap(-1, sum(spans)))
+    copied, at = [], 0
+    for transfer, span in zip(objects, spans, strict=True):
+        room, end = memory[at : at + transfer.nbytes], 0
+        for part in transfer.payload:
+            room[end : end + len(part)] = part
+            end += len(part)
+        copied.append(transfer._replace(payload=(room,)))
+        at += span
+    return copied

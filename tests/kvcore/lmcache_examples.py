@@ -298,6 +298,19 @@ YAML: tuple[tuple[str, str, dict[str, Any], set[str]], ...] = (
         {"remote_url", "extra_config.ext_some_ping"},
     ),
     (
+        "stores that kvcore lacks",
+        "max_local_cpu_size: 0\nmaru_path: maru://localhost:5555\neic_instance_id: mine\n"
+        'remote_storage_plugins: ["gcs.us", "redis"]\nremote_url: azure://container\nextra_config:\n'
+        "  remote_storage_plugin.gcs.us.bucket_uri: gs://mine/prod\n  azure_account_key: hunter2\n"
+        "  remote_storage_plugin.redis.redis_url: redis://host:6379\n  rust_raw_block.device_path: /dev/nvme0n1\n",
+        {"l1": {"size": "auto"}, "l2": [{"storage": {"plugin": "redis", "url": "redis://host:6379"}}]},
+        {
+            "maru_path", "eic_instance_id", "remote_storage_plugins", "remote_url",
+            "extra_config.remote_storage_plugin.gcs.us.bucket_uri", "extra_config.azure_account_key",
+            "extra_config.rust_raw_block.device_path",
+        },
+    ),
+    (
         "of another form",
         "cache_config:\n  chunk_size: 131072\nlogging:\n  level: INFO\n",
         {"l1": L1_5},
@@ -394,7 +407,7 @@ FLAGS: tuple[tuple[str, list[str], dict[str, Any], set[str]], ...] = (
          ' "master_server_addr": "m:50051", "protocol": "rdma", "rdma_devices": "mlx5_0", "global_segment_size": 0}',
          "--l2-adapter",
          '{"type": "nixl_store", "backend": "POSIX", "pool_size": 8,'
-         ' "backend_params": {"file_path": "/mnt/nixl", "use_direct_io": "true"}}'],
+         ' "backend_params": {"file_path": "/mnt/nixl", "use_direct_io": "true", "max_capacity_gb": "10"}}'],
         {
             "l1": {"size": "20GiB", "eviction": "s3fifo"},
             "server": _SOCKET,
@@ -410,7 +423,7 @@ FLAGS: tuple[tuple[str, list[str], dict[str, Any], set[str]], ...] = (
                         "global_segment_size": "0B",
                     }
                 },
-                {"storage": {"plugin": "nixl", "backend": "posix", "path": "/mnt/nixl"}},
+                {"storage": {"plugin": "nixl", "backend": "posix", "path": "/mnt/nixl"}, "capacity": "10GiB"},
             ],
         },
         {"l1-use-lazy", "num_workers", "pool_size"},

@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 Verdict = Literal["kept", "changed", "left out"]
 GIB = 1 << 30
-_SECRET = re.compile(r"password|secret|access_key|api_key|(\A|[._])token\Z", re.IGNORECASE)
+_SECRET = re.compile(
+    r"password|secret|access_key|api_key|account_key|sas_token|connection_string|(\A|[._])token\Z", re.IGNORECASE
+)
 _LOGIN = re.compile(r"(://[^/@\s]*:)[^/@\s]+@")
 _ORDER = ("l1", "chunk_tokens", "lookup_timeout", "server", "l2", "metrics_port", "log_level")
 

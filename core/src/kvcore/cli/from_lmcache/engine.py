@@ -48,7 +48,7 @@ WHY_NOT = (
     (r"internal_api_server.*|script_allowed_imports|run_script_api_enabled",
      "kvcore serve has an HTTP interface (`server.http`), which runs no scripts"),
     (r"enable_kv_events", "the connector publishes vLLM's KV events when vLLM does (`--kv-events-config`)"),
-    (r"(runtime_plugin|storage_plugins|extra_config\.(storage|ext)_).*", "kvcore's plugins are packages"),
+    (r"(runtime_plugin|storage_plugins|extra_config\.(storage|ext|external)_).*", "kvcore's plugins are packages"),
     (r"enable_chunk_statistics|chunk_statistics_.*|extra_config\.histogram_bucket_.*", "see docs/metrics.md"),
     (r"pin_check_interval_sec", "a lease that has run out is found when its slot is needed"),
     (r"remote_config_url|app_id", "kvcore fetches no configuration from elsewhere"),
@@ -56,7 +56,7 @@ WHY_NOT = (
     (r"track_usage|usage_.*|request_telemetry_.*", "kvcore reports nothing to anybody"),
     (r"py_enable_gc|disable_banner|use_experimental|mq_timeout|device_backend", "it has no meaning in kvcore"),
     (r"mp_host|mp_port", "the address of LMCache's server: kvcore's is `server: unix:///run/kvcore.sock`"),
-    (r"maru_.*|audit_actual_remote_url|extra_config\.(remote_storage_plugin|eic|maru|azure).*", NO_STORE),
+    (r"(maru|eic)_.*|audit_actual_remote_url|extra_config\.(remote_storage_plugin|eic|maru|azure).*", NO_STORE),
     (r"extra_config\.(s3_|aws_|disable_tls).*", "there is no s3 tier"),
     (r"extra_config\.save_chunk_meta|extra_config\.fs_connector_.*", stores.OWN_PACE),
 )  # fmt: skip

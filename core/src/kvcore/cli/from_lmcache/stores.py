@@ -242,6 +242,7 @@ def nixl(draft: Draft, backend: Setting, params: Options, directory: Setting | N
     if (file_size := params.take("file_size")) is not None:
         draft.leave(file_size, "a file is as large as its object")
     copy(draft, params, path, NIXL_PARAMS)
+    capacity(draft, params, path)
     for setting in params.rest():
         name = setting.name.rpartition(".")[2]
         draft.keep(setting, f"{path}.params.{name}", str(setting.value), "handed to NIXL as it is")

@@ -120,6 +120,8 @@ def tokens(seed: int, count: int) -> list[int]:
 
 
 PROMPTS = [tokens(1, 200), tokens(1, 96) + tokens(2, 60), tokens(3, 70)]
-"""12 pages; 9, of which 6 are the first one's; 4: 19 different ones."""
-STORED = [192, 144, 64]
-"""Tokens of them that a storage can give back: of each prompt all whole pages but the last token's."""
+LOADED = [192, 48, 64]
+"""Tokens that the storage gives back when they are run in this order: whole pages but the last token's. The first 96 of
+the second prompt are those of the first, and on the device by then."""
+PAGES = 20
+"""How many different pages they and their answers have."""

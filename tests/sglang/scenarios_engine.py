@@ -1,11 +1,18 @@
 """The life of a cache behind a real engine: one engine for each scenario, and one scenario for each process, because
 SGLang does not start a second time in a process. Imported by `child.py` only, never by pytest."""
 
+import json
+import subprocess
+import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 from caches import disk
-from engines import PROMPTS, engine
+from engines import LOADED, PATIENCE_S, PROMPTS, Engine, engine
+
+from kvcore.testing.servers.kvcore import KVCoreServer
 
 OPERATIONS = "kvcore_tier_operations_total"
 
@@ -54,3 +61,47 @@ def damage(path: Path) -> None:
         (byte,) = file.read(1)
         file.seek(6000)
         file.write(bytes([byte ^ 1]))
+
+
+def shared(model: Path) -> dict[str, Any]:
+    """Two engines on one server, which comes after the first of them, dies, and comes back."""
+    result: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="kv") as folder:
+        place = Path(folder)
+        served = {"l1": {"size": "64MiB"}, "l2": disk(place / "disk"), "lookup_timeout": "20s"}
+        options = {"kvcore.server": {"url": f"unix://{place}/kvcore.sock", "timeout": "5s"}}
+        with engine(model, options) as one:
+            result["away"] = one.run(PROMPTS)
+            with KVCoreServer(place, served) as server:
+                result["found"] = until_found(one)
+                result["other"] = in_another_process("hot_elsewhere", model, options=options)
+                result["stored"] = server.metrics()["kvcore_stored_chunks_total"]
+                server.kill()
+                result["killed"] = one.again(PROMPTS)
+                server.start()
+                result["back"] = until_found(one)
+    return result
+
+
+def hot_elsewhere(model: Path, options: dict[str, Any]) -> Any:
+    """What a second engine finds of what the first has computed."""
+    with engine(model, options) as one:
+        return until_found(one)
+
+
+def until_found(one: Engine) -> Any:
+    """Run the prompts until all of them are found in the storage, which is there by now or soon."""
+    until = time.monotonic() + PATIENCE_S
+    while (found := one.again(PROMPTS))[1] != LOADED:
+        assert time.monotonic() < until, f"only {found[1]} tokens are found"
+    return found
+
+
+def in_another_process(name: str, model: Path, **arguments: Any) -> Any:
+    """The result of a scenario that runs beside this one."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        command = [sys.executable, str(Path(__file__).with_name("child.py")), str(result), str(model)]
+        subprocess.run([*command, f"{name}:{json.dumps(arguments)}"], check=True, timeout=PATIENCE_S * 3)
+        (found,) = json.loads(result.read_text()).values()
+        return found

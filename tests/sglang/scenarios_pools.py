@@ -97,7 +97,8 @@ def spaces(model: Path) -> dict[str, str]:
 
     def note(name: str, options: dict[str, Any] | None = None, **kwargs: Any) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            with cache(model, {"kvcore.l2": disk(Path(folder)), **(options or {})}, **kwargs) as one:
+            given = {"kvcore.l2": disk(Path(folder)), **(options or {})}
+            with cache(model, given, **kwargs) as one:
                 found[name] = one.backend._kv._space.namespaces[0].hex()
                 if name == "page_first":
                     found.update(changed(one.backend))

@@ -323,12 +323,12 @@ def recover(store: LocalStore) -> None:
 
 
 def test_a_tier_that_does_not_answer_holds_up_nobody_whom_another_serves(make: Make) -> None:
-    store = make(f"l2: [{faulty('slow', 'latency: 10s, operations: [exists]')}, {{storage: memory}}]\n")
+    store = make(f"l2: [{faulty('slow', 'hang_rate: 1, operations: [exists, load]')}, {{storage: memory}}]\n")
     space = store.register(model(), "test/1")
     keys = hashes(4)
-    assert store.store(space, keys[:2], rooms(2)) == [True, True]
+    assert put(store, space, keys[:2]) == [True, True]
     begun = time.monotonic()
-    assert store.exists(space, keys[:2]) == [True, True]
+    assert store.exists(space, keys[:2]) == got(store, space, keys[:2]) == [True, True]
     assert time.monotonic() - begun < 5
     assert store.exists(space, keys) == [True, True, False, False]
     recover(store)

@@ -8,6 +8,7 @@ from typing import TypeVar
 from kvcore.api import Failed, Loaded, LoadOutcome, ObjectKey, Stored, StoreOutcome
 from kvcore.config import TierConfig
 from kvcore.control.events import sort_events
+from kvcore.control.locate import locate
 from kvcore.control.manager import StorageManager
 from kvcore.control.promotion import Promotion
 from kvcore.control.reuse import Reuse
@@ -73,34 +74,43 @@ class Batches:
             logger.warning("nothing is written to %s: `write: evicted` is what L1 gives up", ", ".join(idle))
 
     async def load(self, wanted: Sequence[Transfer], lent: Lent) -> list[bool]:
-        """Bring objects into their payloads, each from the first tier that has it; which arrived.
+        """Bring objects into their payloads, each from the first tier that has it, or one after it; which arrived.
 
         When it ends, nobody writes into the payloads any more.
         """
-        arrived = [False] * len(wanted)
-        reasons: dict[int, str] = {}
         tiers = list(self._manager.tiers)
-        for at, tier in enumerate(tiers):
-            left = [i for i, there in enumerate(arrived) if not there]
-            if not left:
+        sources = await self._sources(tiers, wanted)
+        arrived = [False] * len(wanted)
+        reasons = ["absent"] * len(wanted)
+        while True:
+            groups: dict[int, list[int]] = {}
+            for i, source in enumerate(sources):
+                if not arrived[i] and source < len(tiers):
+                    groups.setdefault(source, []).append(i)
+            if not groups:
                 break
-            batch = [wanted[i] for i in left]
-            outcomes = await self._load_from(tier, batch, lent.use)
-            for i, outcome in zip(left, outcomes, strict=True):
-                arrived[i] = isinstance(outcome, Loaded)
-                if isinstance(outcome, Failed):
-                    reasons[i] = outcome.kind
-            found = [t for t, outcome in zip(batch, outcomes, strict=True) if isinstance(outcome, Loaded)]
-            self._metrics.add("hit_chunks", len(found), tier.name)
-            self._tell_loaded(tier, batch, outcomes)
-            wanting = self._wanting(tiers, at, found) if found else []
-            if wanting:
-                await self._promotion.offer(found, wanting)
+            loads = (self._load_from(tiers[s], [wanted[i] for i in members], lent.use) for s, members in groups.items())
+            for (source, members), outcomes in zip(groups.items(), await asyncio.gather(*loads), strict=True):
+                for i, outcome in zip(members, outcomes, strict=True):
+                    arrived[i] = isinstance(outcome, Loaded)
+                    sources[i] = source + 1
+                    if isinstance(outcome, Failed):
+                        reasons[i] = outcome.kind
+                await self._pass_on(tiers, source, [wanted[i] for i in members if arrived[i]])
         self._metrics.add("lookup_chunks", len(wanted))
-        for i, there in enumerate(arrived):
+        for there, reason in zip(arrived, reasons, strict=True):
             if not there:
-                self._metrics.add("miss_chunks", 1, reasons.get(i, "absent"))
+                self._metrics.add("miss_chunks", 1, reason)
         return arrived
+
+    async def _sources(self, tiers: Sequence[Tier], wanted: Sequence[Transfer]) -> list[int]:
+        """The place of the tier to load each object from; behind the last one for what no tier says it has."""
+        if len(tiers) < 2:
+            return [0] * len(wanted)
+        patience_s = self._manager.config.lookup_timeout / 2
+        found = await locate(self._loop, tiers, [t.key for t in wanted], patience_s=patience_s)
+        places = {tier: at for at, tier in enumerate(tiers)}
+        return [len(tiers) if tier is None else places[tier] for tier in found]
 
     async def _load_from(self, tier: Tier, batch: Sequence[Transfer], held: Callable[[], bool]) -> list[LoadOutcome]:
         size = tier.batch_size(len(batch), batch[0].nbytes)
@@ -115,7 +125,15 @@ class Batches:
                 hanging.append(loads.settled)
         if hanging:  # the storage may still write into the caller's memory
             await asyncio.wait(hanging)
+        self._tell_loaded(tier, batch, outcomes)
         return outcomes
+
+    async def _pass_on(self, tiers: Sequence[Tier], source: int, found: Sequence[Transfer]) -> None:
+        """One of the tiers had these: others may want them."""
+        self._metrics.add("hit_chunks", len(found), tiers[source].name)
+        wanting = self._wanting(tiers, source, found) if found else []
+        if wanting:
+            await self._promotion.offer(found, wanting)
 
     def _wanting(
         self, tiers: Sequence[Tier], source: int, found: Sequence[Transfer]

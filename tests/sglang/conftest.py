@@ -54,7 +54,7 @@ def run_child(
 ) -> Run:
     """Runs scenarios in one new process; their results by name. A failed scenario fails the test that asks for it."""
 
-    def run(*names: str, timeout_s: int = 290, **more: str) -> dict[str, Any]:
+    def run(*names: str, timeout_s: int = 600, **more: str) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("child")
         result, log = folder / "result.json", folder / "log.txt"
         with log.open("w") as stream:

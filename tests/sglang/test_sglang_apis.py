@@ -7,7 +7,7 @@ from apis import APIS, SHARED_POOLS
 
 from kvcore_sglang import _compat
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from answers import LOADED, PAGES, same
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(900)]
 
 LAYOUTS = [
     ("layer_first", "direct"),

@@ -196,7 +196,8 @@ class KVCoreHiCache(_compat.storage_class(), Guarded):  # type: ignore[misc]
 
     def _moved(self, loaded: bool, pages: int, nbytes: int, seconds: float) -> None:
         if self._exporter is not None:
-            self._transfers.add(loaded, pages, nbytes, seconds)
+            if pages:
+                self._transfers.add(loaded, pages, nbytes, seconds)
             self._exporter.update()
 
     def _numbers(self) -> dict[str, float]:

@@ -61,8 +61,7 @@ class StoredPool:
         return kept
 
     def _tell(self, loaded: bool, pages: int, begun: float) -> None:
-        if pages:
-            self._moved(loaded, pages, pages * self._page_bytes, time.perf_counter() - begun)
+        self._moved(loaded, pages, pages * self._page_bytes, time.perf_counter() - begun)
 
     def _fits(self, keys: Sequence[str], indices: Any) -> bool:
         return indices is not None and indices.numel() == len(keys) * self.pool.page_size

@@ -1,0 +1,104 @@
+"""SGLang's own HTTP server, started by the command of the README."""
+
+import json
+import random
+import shlex
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from answers import same
+
+from kvcore.testing.servers import Server, free_port
+from kvcore_sglang.integration import USAGE
+
+pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(900)]
+
+PATIENCE_S = 90.0
+KEY = "secret"
+ON_A_CPU = """--device cpu --attention-backend torch_native --sampling-backend pytorch --grammar-backend none
+--dtype float32 --page-size 16 --max-total-tokens 2048 --mem-fraction-static 0.2 --max-running-requests 4
+--disable-cuda-graph --skip-server-warmup --host 127.0.0.1 --enable-cache-report --enable-metrics
+--hicache-write-policy write_through --hicache-storage-prefetch-policy wait_complete"""
+PROMPT = [random.Random(7).randrange(3, 1000) for _ in range(400)]
+"""Longer than SGLang's own `prefetch_threshold`, 256 tokens."""
+
+
+class Http:
+    """The server, asked."""
+
+    def __init__(self, port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}"
+
+    def ask(self, path: str, body: Any = None, method: str | None = None) -> str:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+        request = urllib.request.Request(self._url + path, data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            return answer.read().decode()
+
+    def generate(self) -> tuple[list[Any], int]:
+        """The answer's text, and how many tokens came from the storage."""
+        parameters = {"temperature": 0, "max_new_tokens": 8}
+        body = {"input_ids": PROMPT, "sampling_params": parameters, "return_logprob": True}
+        answer = json.loads(self.ask("/generate", body))
+        meta = answer["meta_info"]
+        total = sum(item[0] for item in meta["output_token_logprobs"])
+        return [answer["output_ids"], total], (meta.get("cached_tokens_details") or {}).get("storage", 0)
+
+    def forget(self) -> None:
+        """Empty SGLang's own levels, which it refuses while something is under way."""
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                self.ask("/flush_cache", method="POST")
+                return
+            except urllib.error.HTTPError:
+                assert time.monotonic() < until
+                time.sleep(0.1)
+
+    def number(self, *parts: str) -> float:
+        """Sum of the metrics whose name and labels hold these."""
+        lines = [line for line in self.ask("/metrics").splitlines() if line[:1] != "#"]
+        return sum(float(line.rpartition(" ")[2]) for line in lines if all(part in line for part in parts))
+
+
+@pytest.fixture(scope="module")
+def http(
+    sglang_python: Path, tiny: Path, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Http]:
+    folder = tmp_path_factory.mktemp("http")
+    (folder / "kvcore.yaml").write_text(f"l2:\n  - storage: {{plugin: disk, path: {folder}/pages, capacity: 1GiB}}\n")
+    port = free_port()
+    python, *words = shlex.split(USAGE.replace("MODEL", str(tiny)))
+    assert python == "python"
+    command = [str(sglang_python), *words, *ON_A_CPU.split(), "--port", str(port), "--admin-api-key", KEY]
+    asked = Http(port)
+    server = Server("sglang", command, ready=lambda: bool(asked.ask("/model_info")), folder=folder, env=environment)
+    try:
+        server.start(timeout_s=600)
+        yield asked
+    finally:
+        server.stop()
+
+
+def test_the_command_of_the_readme(http: Http) -> None:
+    cold, loaded = http.generate()
+    assert loaded == 0
+    http.forget()
+    hot, loaded = http.generate()
+    assert loaded == 384
+    assert same([hot], [cold])
+    assert http.number("sglang:kvcore_tier_operations_total", 'op="store"', 'outcome="ok"', 'tp_rank="0"') == 25
+    assert http.number("sglang:prefetched_tokens_total") == 384
+    http.ask("/hicache/storage-backend/clear", method="POST")
+    http.forget()
+    cleared, loaded = http.generate()
+    assert loaded == 0
+    assert same([cleared], [cold])
+    assert http.number("sglang:kvcore_hit_chunks_total", 'source="disk"') == 24
+    assert http.number("sglang:kvcore_faults_total") == 0

@@ -32,6 +32,7 @@ PACKAGES: Mapping[tuple[str, str], str] = {
     ("engine", "sglang"): "kvcore-sglang",
     ("engine", "lmcache"): "kvcore-lmcache",
     ("engine", "transformers"): "kvcore-transformers",
+    ("engine", "trtllm"): "kvcore-trtllm",
 }
 """First-party plugins that are packages of their own: (kind, name) -> the distribution to install."""
 

@@ -1,0 +1,1 @@
+"""Stand-in for tests: holds the connector interface."""

@@ -1,11 +1,14 @@
 """kvcore behind LMCache's own server, with an engine's two ranks before it."""
 
+import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from lmcache_server import Engine, LMCacheServer
 
+from kvcore.testing.servers.kvcore import KVCoreServer
 from kvcore.testing.servers.redis import RedisServer
 
 pytestmark = pytest.mark.lmcache
@@ -66,6 +69,37 @@ def test_redis_that_comes_and_goes(lmcache_python: Path, environment: Mapping[st
             redis.kill()
             assert engine.ask("lookup", 2) == 0
         assert server.status()["healthy"]
+
+
+def test_over_a_server_of_kvcore(lmcache_python: Path, environment: Mapping[str, str], tmp_path: Path) -> None:
+    """`server:` in the file: another process owns the tiers. It is killed, and comes back with what is on its disk."""
+    cache = tmp_path / "cache"
+    tiers = [{"storage": {"plugin": "disk", "path": str(cache)}, "timeout": "60s"}]
+    with tempfile.TemporaryDirectory(prefix="kvcore") as short:  # a socket's path has at most 107 bytes
+        owner = KVCoreServer(Path(short), {"l1": {"size": "64MiB"}, "l2": tiers, "lookup_timeout": "20s"})
+        config = tmp_path / "kvcore.yaml"
+        config.write_text(f"lookup_timeout: 20s\nserver: {{url: '{owner.url}', timeout: 10s}}\n")
+        server = LMCacheServer(lmcache_python, environment, tmp_path, "lmcache", config=str(config))
+        with owner, server, Engine(lmcache_python, environment, server) as engine:
+            stored = engine.ask("store", 1)
+            settled(server, cache, 1)
+            server.clear_l1()
+            assert engine.ask("retrieve", 1) == stored
+            server.clear_l1()
+            owner.kill()
+            assert engine.ask("lookup", 1) == 0
+            assert server.status()["healthy"]
+            owner.start()
+            until_found(engine, 1)
+            assert engine.ask("retrieve", 1) == stored
+
+
+def until_found(engine: Engine, sequence: int) -> None:
+    for _ in range(400):
+        if engine.ask("lookup", sequence) == CHUNKS:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the server is there again, and nothing is found")
 
 
 def comes_back(server: LMCacheServer, engine: Engine) -> str:

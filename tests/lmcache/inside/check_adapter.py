@@ -165,7 +165,8 @@ def check_keys_are_kept_apart(make: Make) -> None:
     assert load(adapter, others, into) == [True] * 5
     assert [payload(o) for o in into] == [payload(memory(i)) for i in range(5)]
     assert lookup(adapter, [key(1)], layouts(dtype=torch.float16)) == [False]
-    assert lookup(adapter, [key(1)], {}) == [False]  # a group that LMCache says nothing about
+    assert lookup(adapter, [*others, key(2)], {}) == [True] * 5 + [False]  # without the layouts, which are a hint
+    assert lookup(adapter, [key(1, object_group_id=7)], {}) == [False]
 
 
 def check_objects_of_several_tensors(make: Make) -> None:

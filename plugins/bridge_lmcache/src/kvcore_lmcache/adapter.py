@@ -168,11 +168,14 @@ class KVCoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is n
             if (layout := layouts.get(key.object_group_id)) is not None:
                 self._add(batches, i, key, layout)
                 self._spaces.asks(key.model_name, key.object_group_id, layout)
+            else:  # LMCache calls the layouts a hint: without it, those that were stored or loaded before
+                for _, space in self._spaces.all_of(key.model_name, key.object_group_id):
+                    batches.setdefault(space, []).append(i)
         found = [False] * len(keys)
         for space, places in batches.items():
             answers = self._store.exists(space, [hash_of(keys[i]) for i in places])
             for i, yes in zip(places, answers, strict=True):
-                found[i] = yes
+                found[i] = found[i] or yes
         hits = [key for key, yes in zip(keys, found, strict=True) if yes]
         if hits:
             self._tell(self._notify_keys_accessed, hits)

@@ -1,17 +1,23 @@
 """What `kvcore doctor` says about LMCache. Reads metadata only and never imports LMCache, which takes seconds."""
 
-from typing import Any
+import json
+import sys
+from typing import Any, ClassVar
 
-from kvcore.api import EngineIntegration, Finding
+from kvcore.api import ConfigError, EngineIntegration, Finding, Launch, LaunchRequest, PluginError
 from kvcore_lmcache._compat import TESTED, installed_lmcache
 
-USAGE = """\
-lmcache server --l1-size-gb 20 --eviction-policy LRU --l2-adapter '{"type":"plugin",\
-"module_path":"kvcore_lmcache.adapter","class_name":"KVCoreL2Adapter","adapter_params":{"config":"kvcore.yaml"}}'"""
+FLAG = "--l2-adapter"
+MODULE, CLASS = "kvcore_lmcache.adapter", "KVCoreL2Adapter"
+USAGE = f"""\
+lmcache server --l1-size-gb 20 --eviction-policy LRU {FLAG} '{{"type":"plugin","module_path":"{MODULE}",\
+"class_name":"{CLASS}","adapter_params":{{"config":"kvcore.yaml"}}}}'"""
 
 
 class LMCacheIntegration(EngineIntegration):
-    """Is LMCache here, and of the version known to work?"""
+    """Is LMCache here, and of the version known to work? Starts its server with the adapter."""
+
+    ways: ClassVar[tuple[str, ...]] = ("l2",)
 
     def __init__(self, config: Any, context: Any) -> None:
         pass
@@ -34,3 +40,27 @@ class LMCacheIntegration(EngineIntegration):
     def usage(self) -> str:
         """The command line of LMCache's server with kvcore behind it."""
         return USAGE
+
+    def launch(self, request: LaunchRequest) -> Launch:
+        """`lmcache server` with the adapter, unless the user has written one of kvcore's."""
+        found = installed_lmcache()
+        if found is None:
+            raise PluginError("LMCache is not installed here: pip install lmcache")
+        if request.words[:1] != ("server",):
+            given = " ".join(request.words) or "nothing"
+            raise ConfigError(f"{given} is not LMCache's server: kvcore run lmcache -- server --l1-size-gb 20 ...")
+        if request.role != "both":
+            raise ConfigError(f"--role {request.role} is for engines, and LMCache's server is none: leave it out")
+        added = () if any(MODULE in word for word in request.words) else (FLAG, json.dumps(_adapter(request)))
+        untested = "" if found == TESTED else f"lmcache {found} is not what kvcore-lmcache was tested with ({TESTED})"
+        # As a module: the program `lmcache` of another environment may come first on the path.
+        command = (sys.executable, "-m", "lmcache.cli.main", *request.words, *added)
+        return Launch(command, added, untested=untested)
+
+
+def _adapter(request: LaunchRequest) -> dict[str, Any]:
+    """The adapter as LMCache wants it described."""
+    params: dict[str, Any] = {"config": request.config} if request.config else {}
+    if request.values:
+        params["set"] = dict(request.values)
+    return {"type": "plugin", "module_path": MODULE, "class_name": CLASS, "adapter_params": params}

@@ -109,6 +109,13 @@ def test_below_vllms_own_offloading() -> None:
                 "spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 5 << 30,
                 "secondary_tiers": [{**TIER, "locality": "REMOTE"}]}},
         ),
+        (
+            {"kv_connector_extra_config": {"secondary_tiers": [{"type": "kvcore"}]}},
+            {"via": "tier"},
+            {**OFFLOADING, "kv_connector_extra_config": {
+                "spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 5 << 30,
+                "secondary_tiers": [{"type": "kvcore", "config": FILE}]}},
+        ),
     ],
 )  # fmt: skip
 def test_what_the_user_wrote_is_kept(form: tuple[str, ...], given: Any, more: Any, expected: Any) -> None:

@@ -8,11 +8,9 @@ from typing import Any
 
 from kvcore.api import ConfigError, LaunchRequest
 from kvcore_vllm.options import PREFIX
-from kvcore_vllm.register import NAME
+from kvcore_vllm.register import NAME, TIER, TIER_MODULE, TIER_NAME
 
 FLAG = "--kv-transfer-config"
-TIER = "KVCoreTier"
-TIER_MODULE = "kvcore_vllm.tier"
 ROLES = {"both": "kv_both", "prefill": "kv_producer", "decode": "kv_consumer"}
 
 Transfer = dict[str, Any]
@@ -48,7 +46,7 @@ def _connector(request: LaunchRequest) -> Transfer:
 def _tier(request: LaunchRequest) -> Transfer:
     if request.role != "both":
         raise ConfigError(f"--role {request.role} needs the connector: leave out --via tier")
-    tier = {"type": TIER, "module_path": TIER_MODULE, **_values(request, "config")}
+    tier = {"type": TIER_NAME, "module_path": TIER_MODULE, **_values(request, "config")}
     return {
         "kv_connector": "OffloadingConnector",
         "kv_role": ROLES["both"],
@@ -114,10 +112,12 @@ def _merge_tier(extra: Transfer, ours: Transfer) -> Transfer:
     if not isinstance(tiers, list) or not all(isinstance(tier, dict) for tier in tiers):
         raise ConfigError(f"{FLAG}: kv_connector_extra_config.secondary_tiers must be a list of mappings")
     (tier,) = ours["secondary_tiers"]
-    if any(t.get("type") == TIER for t in tiers):
-        tiers = [_filled(t, tier, f"the tier {TIER}") if t.get("type") == TIER else t for t in tiers]
-    else:
+    own = [t for t in tiers if t.get("type") in (TIER, TIER_NAME)]
+    if not own:
         tiers = [*tiers, tier]
+    elif own[0]["type"] == TIER:  # by the name that vLLM knows it by
+        tier = {name: value for name, value in tier.items() if name not in ("type", "module_path")}
+    tiers = [_filled(t, tier, f"the tier {t['type']}") if t in own[:1] else t for t in tiers]
     size = {"cpu_bytes_to_use": ours["cpu_bytes_to_use"]}
     merged = _filled(extra, {"spec_name": ours["spec_name"]}, "kv_connector_extra_config")
     return {**size, **merged, "secondary_tiers": tiers}

@@ -1,6 +1,7 @@
 """Time to first token in real vLLM on a CPU: kvcore beside vLLM's own prefix cache, vLLM's own offloading and LMCache.
 
-    python benchmarks/ttft.py --model DIR [--out DIR] [--prompts 3] [--tokens 6037] [--only NAME ...]
+    python benchmarks/ttft.py --model DIR [--out DIR] [--prompts 3] [--tokens 6037] [--turns 2]
+        [--only NAME ...]
         [--lmcache-server BIN --lmcache-path DIR]
 
 Several prompts, each asked cold, hot, and hot in a new process with the page cache emptied. The engine computes on one
@@ -66,15 +67,21 @@ class Bench:
         self, name: str, transfer: Any, files: Path, env: dict[str, str] | None = None, between: Any = None
     ) -> None:
         """Cold and hot in one process, then hot in a new one."""
+        for what, answers in self.in_turn(name, transfer, files, env, between).items():
+            self.report(f"{name}.{what}", answers)
+
+    def in_turn(
+        self, name: str, transfer: Any, files: Path, env: dict[str, str] | None = None, between: Any = None
+    ) -> dict[str, list[dict[str, Any]]]:
+        """The answers of the same."""
         say(f"{name}: cold, then from host memory")
         answers = self.run(True, True, transfer=transfer, env=env)
-        self.report(f"{name}.cold", answers[0::2])
-        self.report(f"{name}.hot_memory", answers[1::2])
         if between is not None:
             between()
         forget_page_cache(files)
         say(f"{name}: a new process, from disk")
-        self.report(f"{name}.hot_disk", self.run(True, transfer=transfer, env=env))
+        disk = self.run(True, transfer=transfer, env=env)
+        return {"cold": answers[0::2], "hot_memory": answers[1::2], "hot_disk": disk}
 
 
 def vllm(bench: Bench) -> None:
@@ -97,14 +104,39 @@ def kvcore_zstd(bench: Bench) -> None:
 
 def offloading(bench: Bench) -> None:
     files = bench.out / "offload"
+    tier = {"type": "fs", "root_dir": str(files), "n_read_threads": 2, "n_write_threads": 2}
+    bench.memory_then_disk("vllm_offloading", offload_transfer(tier), files, OFFLOAD_ENV)
+
+
+def tiering(bench: Bench) -> None:
+    """Below vLLM's own CPU tier: its file tier and kvcore's. In turn, for the speed of a machine changes."""
+    answers: dict[str, list[dict[str, Any]]] = {}
+    for turn in range(bench.options.turns):
+        fs, ours = bench.out / f"fs{turn}", bench.out / f"kvcore_tier{turn}"
+        disk = {"storage": {"plugin": "disk", "path": str(ours), "capacity": "8GiB"}}
+        for name, files, tier in (
+            ("vllm_fs_tier", fs, {"type": "fs", "root_dir": str(fs)}),
+            ("kvcore_tier", ours, {"type": "kvcore", "kvcore.l2": [disk]}),
+        ):
+            for what, found in bench.in_turn(name, offload_transfer(tier), files, OFFLOAD_ENV).items():
+                answers.setdefault(f"{name}.{what}", []).extend(found)
+            shutil.rmtree(files)
+    for name, found in answers.items():
+        bench.report(name, found)
+
+
+OFFLOAD_ENV = {"PYTHONPATH": str(ROOT / "benchmarks")}
+
+
+def offload_transfer(tier: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's offloading over one secondary tier."""
     extra = {
         "cpu_bytes_to_use": 1 << 30,
         "spec_name": "CpuOffloadingSpec",
         "spec_module_path": "offload_on_cpu",
-        "secondary_tiers": [{"type": "fs", "root_dir": str(files), "n_read_threads": 2, "n_write_threads": 2}],
+        "secondary_tiers": [tier],
     }
-    transfer = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
-    bench.memory_then_disk("vllm_offloading", transfer, files, {"PYTHONPATH": str(ROOT / "benchmarks")})
+    return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
 
 def lmcache(bench: Bench) -> None:
@@ -167,6 +199,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "kvcore": kvcore,
     "kvcore_zstd": kvcore_zstd,
     "offloading": offloading,
+    "tiering": tiering,
     "lmcache": lmcache,
 }
 
@@ -176,6 +209,7 @@ def main() -> None:
     arguments.add_argument("--model", required=True, type=Path)
     arguments.add_argument("--out", default=Path("build/ttft"), type=Path)
     arguments.add_argument("--prompts", default=3, type=int)
+    arguments.add_argument("--turns", default=2, type=int, help="of the rows that are measured in turn")
     arguments.add_argument("--tokens", default=6037, type=int)
     arguments.add_argument("--dtype", default="bfloat16")
     arguments.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))

@@ -1,6 +1,6 @@
 """Scenarios of `KVCoreTier`, below the CPU tier of vLLM's own offloading. Run by `child.py`."""
 
-import os
+import gc
 import shutil
 import sys
 import threading
@@ -13,6 +13,7 @@ from typing import Any
 from engines import Engine, crowd, engine, tokens
 from safetensors.torch import load_file, save_file
 from scenarios_basic import LONG, PROMPTS
+from scenarios_server import server
 
 from kvcore_vllm.tier import KVCoreTier
 
@@ -95,13 +96,10 @@ def tier_again(models: Path, model: str, storage: dict[str, Any], module_path: b
     return out
 
 
-def tier_damaged(models: Path, model: str, folder: str, how: str) -> dict[str, Any]:
-    """An engine over files that were damaged; and then over what it has stored itself."""
+def tier_damaged(models: Path, model: str, folder: str) -> dict[str, Any]:
+    """An engine over files of which a bit was changed; and then over what it has stored itself."""
     for path in files(folder):
         size = path.stat().st_size
-        if how == "truncated":
-            os.truncate(path, size // 2)
-            continue
         with path.open("r+b") as stream:
             stream.seek(size // 2)
             byte = stream.read(1)
@@ -197,9 +195,6 @@ def tier_weights(models: Path, folder: str) -> dict[str, Any]:
     for name, model in (("first", first), ("second", second), ("moved", moved)):
         with offloading(model, kvcore({"storage": {"plugin": "disk", "path": f"{folder}/kv"}})) as (e, _):
             out[name], out[name + "_cached"] = e.one(LONG)
-        made = Engine(str(model), None)
-        out[name + "_plain"], _ = made.one(LONG)
-        made.close()
     return out
 
 
@@ -207,10 +202,44 @@ def tier_tenants(models: Path, folder: str) -> dict[str, Any]:
     """What one tenant has stored, and what others find of it."""
     out: dict[str, Any] = {}
     entry = kvcore({"storage": {"plugin": "disk", "path": folder}})
-    for name, tenant in (("a", "a"), ("b", "b"), ("none", None), ("unfit", "\n"), ("again", "a")):
+    for name, asks in (("first", ["a"]), ("others", ["\n", "b"]), ("again", ["a"])):
         with offloading(models / "tiny", entry) as (e, _):
-            out[name], out[name + "_cached"] = e.one(LONG, transfer={"tenant": tenant} if tenant else None)
+            for tenant in asks:
+                out[name], out[name + "_cached"] = e.one(LONG, transfer={"tenant": tenant})
+                e.forget(connector=True)  # vLLM's own CPU tier knows no tenants
+            e.one([5, 6, 7], 1)
+            out[name + "_refused"] = counts(e).get("refused_tenants", 0)
     return out
+
+
+def tier_served(models: Path, folder: str) -> dict[str, Any]:
+    """Over `kvcore serve`: a second engine, while the server is there, while it is not, and when it is back."""
+    out: dict[str, Any] = {}
+    config = {"l1": {"size": "64MiB"}, "l2": [{"storage": {"plugin": "disk", "path": folder}}], "lookup_timeout": "20s"}
+    with server(**config) as served:
+        entry = {"type": "kvcore", "kvcore.server": served.url}
+        with served:
+            for name in ("first", "second"):
+                with offloading(models / "tiny", entry) as (e, tier):
+                    wait_for_server(tier.store)
+                    out[name], out[name + "_cached"] = e.run([LONG, *PROMPTS])
+                    out[name + "_faults"] = tier.faults
+        with offloading(models / "tiny", entry) as (e, tier):
+            out["away"], out["away_cached"] = e.run([LONG, *PROMPTS])
+            e.forget(connector=True)
+            with served:
+                wait_for_server(tier.store)
+                out["back"], _ = e.run([LONG, *PROMPTS])
+                out["back_faults"] = tier.faults
+    return out
+
+
+def wait_for_server(store: Any) -> None:
+    """Until the store is connected."""
+    until = time.monotonic() + 60
+    while not store.tiers:
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 def tier_refused(models: Path) -> dict[str, Any]:
@@ -218,12 +247,9 @@ def tier_refused(models: Path) -> dict[str, Any]:
     out: dict[str, Any] = {}
     memory = {"storage": "memory"}
     for name, entry, settings in (
-        ("no_prefix", kvcore(memory, l2=[memory]), {}),
         ("connectors", kvcore(memory, **{"kvcore.load": "sync"}), {}),
         ("no_tier", kvcore(), {}),
         ("unknown_plugin", kvcore({"storage": "nonesuch"}), {}),
-        ("no_file", {"type": "kvcore", "config": "/nonexistent/kvcore.yaml"}, {}),
-        ("locality", kvcore(memory, locality="elsewhere"), {}),
         ("lora", kvcore(memory), {"enable_lora": True}),
     ):
         try:
@@ -231,6 +257,7 @@ def tier_refused(models: Path) -> dict[str, Any]:
                 out[name] = "started"
         except Exception as error:
             out[name] = f"{type(error).__name__}: {error}"
+        gc.collect()
     out["threads"] = [t.name for t in threading.enumerate() if t.name.startswith("kvcore")]
     return out
 

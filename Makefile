@@ -4,13 +4,15 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
-PACKAGES := core plugins/storage_disk plugins/storage_s3 plugins/storage_mooncake plugins/storage_nixl plugins/storage_redis plugins/serde_zstd plugins/hooks_events plugins/engine_vllm plugins/engine_sglang plugins/bridge_lmcache plugins/engine_transformers
+PACKAGES := core plugins/storage_disk plugins/storage_s3 plugins/storage_mooncake plugins/storage_nixl plugins/storage_redis plugins/serde_zstd plugins/hooks_events plugins/engine_vllm plugins/engine_sglang plugins/bridge_lmcache plugins/engine_transformers plugins/engine_trtllm
 SOURCES := $(addsuffix /src,$(PACKAGES))
 SGLANG_PIP := $(VENV)-sglang/bin/python -m pip --disable-pip-version-check -q
 LMCACHE_PIP := $(VENV)-lmcache/bin/python -m pip --disable-pip-version-check -q
 TORCH := $(shell grep '^torch==' requirements/vllm-cpu.txt)
 export KVCORE_TEST_MODELS ?= $(CURDIR)/build/models
 PYTEST_ARGS ?=
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 STORE ?= disk
 OVER ?= server
 
@@ -65,13 +67,13 @@ $(VENV)-lmcache/.ready: requirements/lmcache-cpu.txt $(addsuffix /pyproject.toml
 
 test: setup setup-sglang setup-lmcache ## Run every test, real servers and real engines included
 	@sh requirements/debian.sh "Ceph's S3 gateway" radosgw ceph-mon ceph-osd ceph-common
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 test-unit: setup ## Run the tests that need no engine
-	$(BIN)/python -m pytest -m "not vllm and not sglang and not lmcache" $(PYTEST_ARGS)
+	$(PYTEST) -m "not vllm and not sglang and not lmcache" $(PYTEST_ARGS)
 
 test-vllm: setup ## Run the tests in real vLLM
-	$(BIN)/python -m pytest -m vllm $(PYTEST_ARGS)
+	$(PYTEST) -m vllm $(PYTEST_ARGS)
 
 test-sglang: setup setup-sglang ## Run the tests in real SGLang
 	$(BIN)/python -m pytest -m sglang $(PYTEST_ARGS)

@@ -42,7 +42,11 @@ def make(outdir: Path, dtype: str = "bfloat16") -> Path:
         gguf = fetch(Path(temporary))
         made = Path(temporary) / "model"
         convert(gguf, made, dtype)
-        os.rename(made, outdir)
+        try:
+            os.rename(made, outdir)
+        except OSError:  # another process has made it meanwhile
+            if not (outdir / "config.json").is_file():
+                raise
     return outdir
 
 

@@ -79,7 +79,11 @@ def make(outdir: Path, name: str) -> Path:
         torch.manual_seed(0)
         MODELS[name]().to(torch.float32).save_pretrained(made)
         INPUTS.get(name, tokenizer)().save_pretrained(made)
-        os.rename(made, folder)
+        try:
+            os.rename(made, folder)
+        except OSError:  # another process has made it meanwhile
+            if not (folder / "config.json").is_file():
+                raise
     return folder
 
 

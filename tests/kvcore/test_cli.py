@@ -120,7 +120,7 @@ def test_plugins_check_survives_what_aborts_and_what_hangs(site, monkeypatch, ca
     monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     results = {}
     for name in ("good", "abort", "hang", "noisy"):
-        status = main(["plugins", "check", name, "--json", "--timeout", "3"])
+        status = main(["plugins", "check", name, "--json", "--timeout", "3" if name == "hang" else "60"])
         found = json.loads(capsys.readouterr().out)
         [plugin] = found["plugins"]
         results[name] = (status, found["ok"], plugin["text"])
@@ -333,6 +333,7 @@ def test_doctor(acme, monkeypatch, capsys):
 
 def test_doctor_finds_what_is_wrong(acme, monkeypatch, capsys):
     monkeypatch.setenv("KVCORE_BLOCK_PLUGINS", "vllm,torch")
+    monkeypatch.setattr("kvcore.cli.doctor.call", NOT_LOOKED_AT)
     flags = ["--set", "l2=[{storage: {plugin: acme, bucket: b}}]", "--set", "l1.size=900TiB"]
     assert main(["doctor", "--json", *flags]) == 1
     errors = {f["subject"]: f for f in json.loads(capsys.readouterr().out)["findings"] if f["level"] == "error"}
@@ -361,7 +362,7 @@ def found_by_doctor(capsys, *flags, code=0):
 def quick(monkeypatch):
     """Doctor without what takes seconds and is tested above."""
     monkeypatch.setenv("KVCORE_ALLOW_PLUGINS", "kvcore,kvcore-disk,kvcore-listener")
-    monkeypatch.setattr("kvcore.cli.doctor.call", lambda *words, timeout_s: Outcome(False, "not looked at", 0.0))
+    monkeypatch.setattr("kvcore.cli.doctor.call", NOT_LOOKED_AT)
 
 
 @pytest.mark.usefixtures("quick")
@@ -419,6 +420,7 @@ def test_doctor_of_a_path_that_cannot_be(capsys, path):
     assert "error: " in found["tier disk"]
 
 
+NOT_LOOKED_AT = lambda *words, timeout_s: Outcome(False, "not looked at", 0.0)  # noqa: E731
 SILENT = """
 import logging
 from kvcore.api import *

@@ -67,7 +67,8 @@ class Batches:
         self._metrics = manager.metrics
         self._writes = {name: _Writes(config) for name, config in manager.tier_configs.items()}
         self._promotion = Promotion(self._loop, self._metrics, self._keep)
-        self.limit_s = 2 * sum(config.timeout for config in manager.tier_configs.values())
+        deadlines = sum(config.timeout for config in manager.tier_configs.values())
+        self.limit_s = manager.config.lookup_timeout + 2 * deadlines
         """How long a batch may take in its tiers, which hold themselves to their deadlines."""
         idle = [name for name, config in manager.tier_configs.items() if config.write == "evicted"]
         if idle:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -17,6 +18,8 @@ OPEN_S = 120.0
 
 LISTED_AT_ONCE = 1000
 """Objects per batch of a listing."""
+
+Then = Callable[[Sequence[LoadOutcome]], None]
 
 
 class Calls:
@@ -59,8 +62,13 @@ class Calls:
     async def exists(self, keys: Sequence[ObjectKey], timeout_s: float | None = None) -> list[bool]:
         return _one_each(await self._call(self.storage.exists, keys, timeout_s=timeout_s), keys, "exists", object)
 
-    async def load(self, items: Sequence[Item]) -> list[LoadOutcome]:
-        return _one_each(await self._call(self.storage.load, items), items, "load", LoadOutcome)
+    async def load(self, items: Sequence[Item], then: Then | None = None) -> list[LoadOutcome]:
+        """`then` is called with the outcomes, on the storage's thread, which spares going to another. Where the storage
+        has none it is not called."""
+        load = self.storage.load
+        if then is not None and isinstance(self.storage, BlockingStorage):
+            load = partial(_load_then, self.storage.load, then)
+        return _one_each(await self._call(load, items), items, "load", LoadOutcome)
 
     async def store(self, items: Sequence[Item]) -> list[StoreOutcome]:
         return _one_each(await self._call(self.storage.store, items), items, "store", StoreOutcome)
@@ -89,7 +97,7 @@ class Calls:
 
     async def _call(self, method: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> Any:
         self._used = True
-        name = getattr(method, "__name__", "a call").strip("_")
+        name = getattr(method, "__name__", "load").strip("_")
         limit = self._timeout_s if timeout_s is None else timeout_s
         what = f"{self._name}: {name}"
         if self._threads is not None:
@@ -117,6 +125,12 @@ class Calls:
         if task.cancelled():
             raise StorageError(f"{self._name}: the call was cancelled by the storage itself")
         return task.result()
+
+
+def _load_then(load: Callable[..., Any], then: Then, items: Sequence[Item]) -> list[LoadOutcome]:
+    outcomes = _one_each(load(items), items, "load", LoadOutcome)
+    then(outcomes)
+    return outcomes
 
 
 def _take(entries: Iterator[Entry], count: int) -> list[Entry]:

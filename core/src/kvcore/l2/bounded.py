@@ -20,7 +20,7 @@ from kvcore.api import (
     Usage,
 )
 from kvcore.api.storage import can_list
-from kvcore.l2.blocking import Calls
+from kvcore.l2.blocking import Calls, Then
 from kvcore.l2.capacity import Capacity
 from kvcore.observe import logger
 
@@ -79,9 +79,11 @@ class BoundedCalls(Calls):
         found = await super().exists(keys, timeout_s)
         return [there and not self._capacity.expired(k) for k, there in zip(keys, found, strict=True)]
 
-    async def load(self, items: Sequence[Item]) -> list[LoadOutcome]:
+    async def load(self, items: Sequence[Item], then: Then | None = None) -> list[LoadOutcome]:
         fresh = [i for i in items if not self._capacity.expired(i.key)]
-        answered = list(zip(fresh, await super().load(fresh) if fresh else [], strict=True))
+        if len(fresh) < len(items):
+            then = None  # it knows of all of them
+        answered = list(zip(fresh, await super().load(fresh, then) if fresh else [], strict=True))
         self._capacity.touch([i.key for i, o in reversed(answered) if isinstance(o, Loaded)])
         self._capacity.remove([i.key for i, o in answered if isinstance(o, Missing)])
         outcomes = {i.key: o for i, o in answered}

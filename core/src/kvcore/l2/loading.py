@@ -64,8 +64,14 @@ class Loader:
             [(memoryview(b)[:n],) for b, n in zip(staged, room, strict=True)] if staged else [t.payload for t in wanted]
         )
         items = [Item(t.key, (h, *b)) for t, h, b in zip(wanted, pages, bodies, strict=True)]
+        outcomes: list[LoadOutcome] = []
+
+        def check(raw: Sequence[LoadOutcome]) -> None:
+            outcomes.extend(self._decode(wanted, pages, bodies, raw))
+
         try:
-            raw = await self._calls.load(items)
+            # Memory that is lent is checked by the thread that has read into it.
+            raw = await self._calls.load(items, check if in_place else None)
         except DeadlineExceeded as error:
             self._record.failed("load", len(wanted), error)
             if not in_place or error.settled is None:  # what comes late lands in a staging buffer
@@ -79,11 +85,12 @@ class Loader:
         self._record.answered("load", raw, time.perf_counter() - begun)
         if not (in_place or held()):
             return Loads([_GIVEN_UP] * len(wanted))
-        try:
-            outcomes = await self._on_thread("decoding", self._decode, wanted, pages, bodies, raw)
-        except DeadlineExceeded as error:
-            self._record.failed("load", len(wanted), error)
-            return Loads([Failed(str(error), "timeout")] * len(wanted), error.settled)
+        if not outcomes:
+            try:
+                outcomes = await self._on_thread("decoding", self._decode, wanted, pages, bodies, raw)
+            except DeadlineExceeded as error:
+                self._record.failed("load", len(wanted), error)
+                return Loads([Failed(str(error), "timeout")] * len(wanted), error.settled)
         del items
         for (view, *_), buffer in zip(bodies, staged, strict=False):
             with suppress(BufferError):  # a storage that still holds a view keeps the buffer, too

@@ -28,6 +28,7 @@ START_S = 10.0
 CLOSE_S = 5.0
 _QUIET, _QUIET_S = 3, 0.01
 """So often in a row, at this distance, nobody is at work in a tier that is to be closed."""
+_WORTH_BYTES = 1 << 20
 _PROBE = [ObjectKey(bytes(16), bytes(32), 0)]
 """A key that nobody stores."""
 
@@ -176,8 +177,12 @@ class Tier:
             logger.warning("tier %s: close failed: %s", self.name, error)
 
     def batch_size(self, objects: int, nbytes: int) -> int:
-        """Into how large batches to cut `objects` of `nbytes`: enough of them to keep the storage busy."""
-        share = -(-objects // (2 * max(1, self.storage.preferred_concurrency)))
+        """Into how large batches to cut `objects` of `nbytes`: enough of them to keep the storage busy, twice as many
+        where a batch is still worth its own call."""
+        concurrency = max(1, self.storage.preferred_concurrency)
+        share = -(-objects // (2 * concurrency))
+        if share * nbytes < _WORTH_BYTES:
+            share = -(-objects // concurrency)
         return max(1, min(share, (32 << 20) // max(1, nbytes)))
 
     async def exists(self, keys: Sequence[ObjectKey]) -> list[bool]:

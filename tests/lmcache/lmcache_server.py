@@ -12,7 +12,7 @@ from typing import Any, Self
 from kvcore.testing.servers import Server, free_port
 
 HERE = Path(__file__).resolve().parent
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 
 
 class LMCacheServer(Server):
@@ -31,6 +31,10 @@ class LMCacheServer(Server):
         command += ["--supported-transfer-mode", "engine_driven", "--prometheus-port", metrics]
         command += ["--l2-adapter", json.dumps(adapter)]
         super().__init__(name, list(map(str, command)), ready=self._healthy, folder=folder, env=environment)
+
+    def start(self, timeout_s: float = PATIENCE_S) -> Self:
+        """It imports half a Python installation first."""
+        return super().start(timeout_s)
 
     def status(self) -> dict[str, Any]:
         """What kvcore's adapter reports in LMCache's `/status`, and how LMCache itself does."""

@@ -11,7 +11,7 @@ from lmcache_server import Engine, LMCacheServer
 from kvcore.testing.servers.kvcore import KVCoreServer
 from kvcore.testing.servers.redis import RedisServer
 
-pytestmark = pytest.mark.lmcache
+pytestmark = [pytest.mark.lmcache, pytest.mark.timeout(900)]  # it takes long to start on a busy machine
 
 CHUNKS = 8
 RANKS = 2

@@ -21,7 +21,7 @@ from lmcache.v1.platform import consume_fd
 from kvcore.api import ConfigError
 from kvcore_lmcache import _compat
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 SHAPE = torch.Size((2, 4, 64, 96))
 DTYPE = torch.bfloat16
 RANK = ObjectKey.ComputeKVRank(2, 1, 2, 1)

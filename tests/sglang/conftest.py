@@ -18,6 +18,7 @@ ENVIRONMENT = {
     "TRANSFORMERS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "SGLANG_USE_CPU_ENGINE": "1",
+    "SGLANG_EXTERNAL_MODEL_PACKAGE": "tiny_models",
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": str(HERE / "cpu"),
 }

@@ -1,0 +1,5 @@
+"""SGLang's own Llama."""
+
+from sglang.srt.models.llama import EntryClass
+
+__all__ = ["EntryClass"]

@@ -12,9 +12,15 @@ from test_engine import hashes
 
 from kvcore.api import ConfigError, LayoutError
 from kvcore.engine import GroupSpec, LocalStore, ModelSpec, StoreSpace
+from kvcore.engine.space import namespace
 from kvcore.service import open_store
 
 NBYTES = 3 * 7919 + 5
+GOLDEN = [
+    "0d18a5c48d7aa6ed98eec1a57c604a20",
+    "e30ac6ccf6d96d21d38ee59b49279f38",
+    "d50648ad2e84468051bc1191e67146e7",
+]
 Make = Callable[..., LocalStore]
 
 
@@ -398,3 +404,12 @@ def test_a_stalled_loop_is_a_miss(make: Make) -> None:
     assert got(store, space, keys) == [True] * 2
     assert joined(into) == [bytes(NBYTES)] * 2, "what was given up is not written late"
     assert store.exists(space, hashes(2, "x")) == [False] * 2
+
+
+def test_the_namespace_of_a_group_is_pinned() -> None:
+    """What is stored is found by other releases, and by a server: docs/format.md."""
+    two = model(GroupSpec(("a",), (NBYTES,)), GroupSpec(("b", "c"), (512, 1024), window_tokens=64))
+    (one,) = StoreSpace(model(), "test/1", "").groups()
+    assert one == model()
+    names = [namespace(m, 16, "test/1", [], "", "") for m in (one, *StoreSpace(two, "test/1", "").groups())]
+    assert [name.hex() for name in names] == GOLDEN

@@ -10,7 +10,7 @@ from typing import NoReturn
 from kvcore.api.engine import EngineIntegration, Launch, LaunchRequest
 from kvcore.api.errors import ConfigError, PluginError
 from kvcore.cli.config import add_set, flags
-from kvcore.plugins import PluginSpec, registry_from_env
+from kvcore.plugins import PluginSpec, Registry, registry_from_env
 
 WORDS_FOLLOW = True
 """What stands behind `--` is the engine's."""
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     registry = registry_from_env()
     integration: EngineIntegration = registry.create("engine", PluginSpec(args.engine, {}, "engine"))
     via = _way(args.engine, integration, args.via)
-    request = _request(args, via)
+    request = _request(args, via, registry)
     for finding in integration.check():
         if finding.level == "error":
             raise PluginError(f"{finding.subject}: {finding.text}. Next: {finding.remedy}")
@@ -63,13 +63,13 @@ def _way(name: str, integration: EngineIntegration, wanted: str | None) -> str:
     return wanted or ways[0]
 
 
-def _request(args: argparse.Namespace, via: str) -> LaunchRequest:
+def _request(args: argparse.Namespace, via: str, registry: Registry) -> LaunchRequest:
     """Raises `ConfigError` for what is wrong in the file: the engine would say so only after half a minute."""
     from kvcore.config import load_config
     from kvcore.control.manager import l1_bytes
 
     values = flags(args)
-    config = load_config(args.config, flags=values, registry=registry_from_env())
+    config = load_config(args.config, flags=values, registry=registry)
     return LaunchRequest(
         words=tuple(args.words),
         via=via,

@@ -1,10 +1,13 @@
 import json
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 
 from kvcore.api import API_VERSIONS, Context
+from kvcore.config import load_config
+from kvcore.plugins import Registry
 from kvcore_sglang import _compat
 from kvcore_sglang.integration import SglangIntegration
 from kvcore_sglang.options import parse_options
@@ -45,3 +48,11 @@ def test_versions(monkeypatch: pytest.MonkeyPatch, version: str | None, level: s
 def test_what_is_tested() -> None:
     assert _compat.is_tested(f"{_compat.TESTED}+cpu")
     assert not _compat.is_tested(f"{_compat.TESTED}1")
+
+
+def test_the_readmes_yaml_is_accepted(tmp_path: Path) -> None:
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", README.read_text(), re.S | re.M)
+    file = tmp_path / "kvcore.yaml"
+    file.write_text(text)
+    (tier,) = load_config(str(file), env={}, registry=Registry()).l2
+    assert tier.storage.plugin == "disk"

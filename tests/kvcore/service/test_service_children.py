@@ -91,7 +91,7 @@ def helpers(http: str) -> Any:
 
 def test_a_program_finds_the_server_and_uses_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its environment alone, which does not hold the server's tokens; and it ends with the server."""
-    for name in ("KVCORE_SERVER__TOKEN", "KVCORE_SERVER__HTTP__TOKEN"):
+    for name in ("KVCORE_SERVER__TOKEN", "KVCORE_SERVER__HTTP__TOKEN", "KVCORE_server__http__token"):
         monkeypatch.setenv(name, "a-token-that-is-secret")
     script(
         folder, "stores.py", """\

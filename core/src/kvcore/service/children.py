@@ -28,8 +28,8 @@ from kvcore.service.wake import Wake
 GRACE_S = 5.0
 """Between SIGTERM and SIGKILL."""
 REAP_TIMES, REAP_EVERY_S = 50, 0.01
-SECRETS = ("KVCORE_SERVER__TOKEN", "KVCORE_SERVER__HTTP__TOKEN")
-"""Variables of the server that its programs are not given."""
+OWN = "KVCORE_SERVER__"
+"""Variables that begin so, in whatever case, are the server's alone: tokens, and addresses that mean it."""
 
 _START = f"""
 (
@@ -97,7 +97,9 @@ class Children:
 
 def environment(base: Mapping[str, str], address: str, file: str | None, http: str | None) -> dict[str, str]:
     """What programs find: the server's own variables without its secrets, and where it is."""
-    env = {name: value for name, value in base.items() if name not in (*SECRETS, "KVCORE_CONFIG", "KVCORE_HTTP")}
+    env = {name: value for name, value in base.items() if not name.upper().startswith(OWN)}
+    for name in ("KVCORE_CONFIG", "KVCORE_HTTP"):
+        env.pop(name, None)
     env |= {"KVCORE_SERVER": address, "PYTHONUNBUFFERED": "1"}
     if file is not None:
         env["KVCORE_CONFIG"] = os.path.abspath(file)

@@ -84,7 +84,7 @@ def test_a_hung_tier_delays_nobody_whom_another_can_serve(make: Any, hung: int) 
 
 
 def test_what_a_healthy_tier_has_of_a_prefix_is_served_though_another_hangs(make: Any) -> None:
-    engine, space = make(TWO)
+    engine, space = make(TWO.replace("20s", "8s"))  # of which the tier that hangs is waited for half
     keys = hashes(6)
     put(engine, space, keys)
     assert engine.drain() == 0
@@ -96,7 +96,7 @@ def test_what_a_healthy_tier_has_of_a_prefix_is_served_though_another_hangs(make
     try:
         answer, took, _ = asked(engine, space, keys)
         assert answer == 4
-        assert took < 0.95
+        assert took < 7.6
     finally:
         let_go.set()
 

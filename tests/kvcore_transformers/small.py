@@ -73,8 +73,8 @@ def cached(cache: PrefixCache, ids: torch.Tensor, **options: Any) -> torch.Tenso
     return cache.generate(ids, **{"max_new_tokens": 12, "do_sample": False, **options})
 
 
-def yaml(folder: Path, l2: str) -> str:
-    """A configuration file with these tiers."""
+def yaml(folder: Path, l2: str, wait: str = "20s") -> str:
+    """A configuration file with these tiers, for which a lookup waits so long."""
     path = folder / "kvcore.yaml"
-    path.write_text(f"l1: {{size: 64MiB}}\nchunk_tokens: 32\nlookup_timeout: 20s\nl2: {l2}\n")
+    path.write_text(f"l1: {{size: 64MiB}}\nchunk_tokens: 32\nlookup_timeout: {wait}\nl2: {l2}\n")
     return str(path)

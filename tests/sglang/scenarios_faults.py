@@ -8,7 +8,7 @@ from engines import PROMPTS, Engine, engine
 
 from kvcore.testing.servers import free_port
 
-FLAKY = {"error_rate": 0.2, "fail_rate": 0.2, "flip_rate": 0.2, "lost_rate": 0.2, "torn_rate": 0.2, "seed": 1}
+FLAKY = {"fail_rate": 0.2, "flip_rate": 0.2, "lost_rate": 0.2, "torn_rate": 0.2, "seed": 1}
 
 
 def failing(model: Path, folder: str) -> dict[str, Any]:

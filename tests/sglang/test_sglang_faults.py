@@ -33,9 +33,8 @@ def test_a_store_that_is_down_at_the_start(results: Any) -> None:
 
 
 def test_a_storage_that_fails_in_part_serves_in_part(results: Any) -> None:
-    flaky = results["flaky"]
-    assert 0 < flaky["from_storage"] < 2 * sum(LOADED)
-    assert flaky["not_loaded"] > 0
+    assert results["flaky"]["loaded"] > 0
+    assert results["flaky"]["not_loaded"] > 0
 
 
 @pytest.mark.parametrize("storage", ["failing", "hangs"])

@@ -6,9 +6,9 @@ from importlib.metadata import version
 
 import pytest
 import torch
-from small import gqa, sliding, tokens
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers_small import gqa, sliding, tokens
 
 from kvcore.api import Finding
 from kvcore_transformers import _compat, integration

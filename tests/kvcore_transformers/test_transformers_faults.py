@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from small import FLAGS, cached, gqa, plain, tokens, yaml
+from transformers_small import FLAGS, cached, gqa, plain, tokens, yaml
 
 from kvcore.api import LeaseError
 from kvcore.engine import CacheEngine

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from small import FLAGS, MODELS, cached, gqa, plain, tokens
+from transformers_small import FLAGS, MODELS, cached, gqa, plain, tokens
 
 from kvcore_transformers import PrefixCache
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from small import FLAGS, cached, gqa, plain, tokens
+from transformers_small import FLAGS, cached, gqa, plain, tokens
 
 from kvcore.api import LayoutError
 from kvcore_transformers import PrefixCache, identity
+from kvcore_transformers.calls import Row
 
 
 @pytest.fixture
@@ -108,3 +109,8 @@ def test_weights_that_cannot_be_read_must_be_named() -> None:
         for reused in (0, 96):
             cached(cache, tokens(100))
             assert cache.last.reused_tokens == reused
+
+
+def test_the_hashes_of_chunks_are_pinned(cache: PrefixCache) -> None:
+    (chunk,) = Row(5, list(range(32))).hashes(cache._space())
+    assert chunk.hex() == "de219d0540da1443b51599caa80abd3982faa89e10f3c26064c80ee2c9db499b"

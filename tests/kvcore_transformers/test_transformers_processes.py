@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from small import cached, gqa, plain, tokens, yaml
+from transformers_small import cached, gqa, plain, tokens, yaml
 
 from kvcore.testing.servers.kvcore import KVCoreServer
 from kvcore_transformers import PrefixCache

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from small import FLAGS, SHARED, cached, gqa, plain, tokens
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
@@ -17,6 +18,7 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
+from transformers_small import FLAGS, SHARED, cached, gqa, plain, tokens
 
 from kvcore.api import ConfigError, LayoutError
 from kvcore_transformers import PrefixCache
@@ -126,6 +128,11 @@ def test_models_that_are_refused() -> None:
     config.num_experts, config.linear_num_value_heads, config.linear_num_key_heads = 2, 2, 2
     with pytest.raises(LayoutError, match="LinearAttentionLayer, whose state cannot be cut at a token"):
         PrefixCache(Qwen3NextForCausalLM(config), flags=FLAGS)
+    both = Gemma3ForCausalLM(
+        Gemma3TextConfig(**small(num_key_value_heads=1, head_dim=32), use_bidirectional_attention=True)
+    )
+    with pytest.raises(LayoutError, match="its tokens attend to later ones"):
+        PrefixCache(both, flags=FLAGS)
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     scaled = LlamaForCausalLM(LlamaConfig(**small(rope_parameters=rope)))
     with pytest.raises(LayoutError, match=r"rotary embedding \(dynamic\) depends on the length of the whole prompt"):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime import BLOCK, Runtime, arguments
+from trtllm_runtime import BLOCK, Runtime, arguments
 
 from kvcore.api import ConfigError, LayoutError
 from kvcore.testing.servers.kvcore import KVCoreServer

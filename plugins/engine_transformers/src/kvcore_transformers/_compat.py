@@ -51,6 +51,8 @@ def unsupported(model: Any) -> str:
     odd = [kind for kind in kinds if kind not in _TOKEN_LAYERS]
     if odd:
         return f"its cache has layers of the kind {', '.join(odd)}, whose state cannot be cut at a token"
+    if getattr(text_config(model), "use_bidirectional_attention", None) not in (None, False, "vision"):
+        return "its tokens attend to later ones, so a prefix's KV is not its own"
     for kind in _rope_kinds(text_config(model).to_dict()):
         if "dynamic" in kind or kind == "longrope":
             return f"its rotary embedding ({kind}) depends on the length of the whole prompt"

@@ -93,6 +93,8 @@ def read(model: Any, inputs: Any, given: Mapping[str, Any]) -> "Call | str":
     for name in ("output_attentions", "output_hidden_states", "prefill_chunk_size", "prompt_lookup_num_tokens"):
         if setting(name):
             return f"{name} is set, which needs the whole prompt to be computed"
+    if setting("token_healing"):
+        return "token_healing is set, which changes the prompt"
     if setting("use_cache") is False:
         return "use_cache is False"
     if setting("cache_implementation") not in (None, "hybrid"):  # `hybrid` is what transformers takes for None

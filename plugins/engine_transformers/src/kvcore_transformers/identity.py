@@ -67,9 +67,12 @@ def stamp(model: Any) -> tuple[object, ...]:
     marks: list[object] = []
     samples: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for _, tensor in _tensors(model):
+        if tensor.is_meta or hasattr(tensor, "device_mesh"):
+            marks.append(id(tensor))
+            continue
         version = None if tensor.is_inference() else tensor._version
         marks.append((tensor.data_ptr(), version, tensor.dtype, tensor.device))
-        if tensor.numel() and not tensor.is_meta:
+        if tensor.numel():
             flat = tensor.detach().view(-1) if tensor.is_contiguous() else tensor.detach()[(0,) * (tensor.ndim - 1)]
             step = max(1, len(flat) // _SAMPLES)
             samples.setdefault((tensor.device, tensor.dtype), []).append(flat[step // 2 :: step])

@@ -1,0 +1,89 @@
+"""`kvcore run vllm` starts a real server that uses kvcore, and after a restart reuses what it had computed."""
+
+import json
+import random
+import sys
+import time
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvcore.testing.servers import Server, free_port
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1500)]
+
+READY_S = 600.0
+CHUNKS = 4
+TOKENS = 128 * CHUNKS + 50
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class Run(Server):
+    """`kvcore run vllm` with a tiny model."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.port = free_port()
+        tier = {"storage": {"plugin": "disk", "path": str(folder / "cache"), "capacity": "1GiB"}, "read": "always"}
+        values = {"l1": {"size": "64MiB"}, "l2": [tier], "chunk_tokens": 128, "lookup_timeout": "20s"}
+        (folder / "kvcore.yaml").write_text(yaml.safe_dump(values))
+        words = ["serve", str(model), "--served-model-name", "model", "--host", "127.0.0.1", "--port", str(self.port)]
+        words += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "2048", "--enable-prompt-tokens-details"]
+        command = [sys.executable, "-m", "kvcore", "run", "vllm", "--config", "kvcore.yaml", "--", *words]
+        super().__init__("vllm", command, ready=self._healthy, folder=folder, env=ENVIRONMENT)
+
+    def asked(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=120)
+        try:
+            connection.request(method, path, body and json.dumps(body), {"content-type": "application/json"})
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def complete(self, prompt: list[int]) -> tuple[str, int]:
+        """The text, and how many tokens of the prompt were not computed."""
+        body = {"model": "model", "prompt": prompt, "max_tokens": 8, "temperature": 0}
+        status, answer = self.asked("POST", "/v1/completions", body)
+        assert status == 200, answer
+        found = json.loads(answer)
+        return found["choices"][0]["text"], (found["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+
+    def _healthy(self) -> bool:
+        return self.asked("GET", "/health")[0] == 200
+
+
+def written(folder: Path) -> int:
+    """Objects on the disk."""
+    return sum(f.is_file() and f.stat().st_size > 16 << 10 for f in folder.rglob("*"))
+
+
+def test_a_server_started_by_kvcore_run(models: Path, tmp_path: Path) -> None:
+    numbers = random.Random(5)
+    prompt = [numbers.randrange(3, 1000) for _ in range(TOKENS)]
+    server = Run(tmp_path, models / "tiny")
+    server.start(READY_S)
+    try:
+        first, cached = server.complete(prompt)
+        assert cached == 0
+        give_up = time.monotonic() + 60
+        while written(tmp_path / "cache") < CHUNKS:
+            assert time.monotonic() < give_up, "what was computed is not on the disk"
+            time.sleep(0.05)
+        server.stop()
+        server.start(READY_S)
+        assert server.complete(prompt) == (first, 128 * CHUNKS)
+    finally:
+        server.stop()
+    said = server.log.read_text()
+    assert said.startswith("kvcore adds: --kv-transfer-config '{")
+    assert f'"kvcore.config":"{tmp_path}/kvcore.yaml"' in said

@@ -44,6 +44,9 @@ _COUNTERS = {
     "scheduler_seconds": "Time that vLLM's scheduler spent in the tier's calls.",
 }
 Move = Callable[[str, list[Key], list[int]], list[bool]]
+"""Tenant, chunks and rows -> which of them were moved."""
+Ended = Callable[[list[Key], list[bool]], None]
+"""Chunks, and which of them were moved."""
 
 
 class KVCoreTier(Guarded, SecondaryTierManager):  # type: ignore[misc]
@@ -184,33 +187,33 @@ class KVCoreTier(Guarded, SecondaryTierManager):  # type: ignore[misc]
         self._lookups.forget()
         self._rows.renew()
 
-    def _submit(self, kind: str, job: Any, move: Move, ended: Callable[[list[Key], list[bool]], None]) -> None:
+    def _submit(self, kind: str, job: Any, move: Move, ended: Ended) -> None:
         began = time.perf_counter()
-        keys, rows = list(job.keys), [int(row) for row in job.chunk_ids]
-        tenant = tenant_named(job.req_context.kv_transfer_params)
-
-        def run(closed: bool) -> None:
-            begun = time.perf_counter()
-            moved = [False] * len(keys)
-            try:
-                if not closed and tenant is not None:
-                    moved = move(tenant, keys, rows)
-            except Exception as error:
-                self.fault(kind, error)
-            ended(keys, moved)
-            there = [key for key, ok in zip(keys, moved, strict=True) if ok]
-            self._finished.append(
-                JobResult(
-                    job.job_id,
-                    success=len(there) == len(keys),
-                    successful_keys=there if kind == "load" and there else None,
-                    transfer_time=time.perf_counter() - begun,
-                    transfer_bytes=len(there) * self.block_size_bytes,
-                )
-            )
-
-        self._lanes[kind].submit(run)
+        keys = list(job.keys)
+        self._lanes[kind].submit(lambda closed: self._run(kind, job, keys, None if closed else move, ended))
         self.seconds += time.perf_counter() - began
+
+    def _run(self, kind: str, job: Any, keys: list[Key], move: Move | None, ended: Ended) -> None:
+        """Do a job, on a thread of its lane. It ends whatever happens: vLLM waits for it."""
+        began = time.perf_counter()
+        moved = [False] * len(keys)
+        try:
+            tenant = tenant_named(job.req_context.kv_transfer_params)
+            if move is not None and tenant is not None:
+                moved = move(tenant, keys, [int(row) for row in job.chunk_ids])
+        except Exception as error:
+            self.fault(kind, error)
+        ended(keys, moved)
+        there = [key for key, ok in zip(keys, moved, strict=True) if ok]
+        self._finished.append(
+            JobResult(
+                job.job_id,
+                success=len(there) == len(keys),
+                successful_keys=there if kind == "load" and there else None,
+                transfer_time=time.perf_counter() - began,
+                transfer_bytes=len(there) * self.block_size_bytes,
+            )
+        )
 
     # -- numbers and the end -----------------------------------------------------------------------------------------
 

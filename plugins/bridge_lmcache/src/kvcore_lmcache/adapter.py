@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ LOOKUP_THREADS = 4
 LOAD_THREADS = 8
 """As many as LMCache loads for at once by default (`--l2-prefetch-max-in-flight`)."""
 CLOSE_TIMEOUT_S = 30.0
+"""For all lanes together. LMCache frees the memory that tasks work on when the adapter has closed."""
 
 Batch = dict[StoreSpace, list[int]]
 """Space -> places in the task's list of keys."""
@@ -141,7 +143,9 @@ class KVCoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is n
             if self._closed:
                 return
             self._closed = True
-        ended = [lane.close(CLOSE_TIMEOUT_S) for lane in (self._lookups, self._loads, self._stores)]
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        lanes: tuple[Lane[Any], ...] = (self._lookups, self._loads, self._stores)
+        ended = [lane.close(deadline - time.monotonic()) for lane in lanes]
         if not all(ended):
             logger.warning("tasks of LMCache still hang in a storage after %.0f s", CLOSE_TIMEOUT_S)
         self._store.close()

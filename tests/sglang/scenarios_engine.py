@@ -102,6 +102,6 @@ def in_another_process(name: str, model: Path, **arguments: Any) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         command = [sys.executable, str(Path(__file__).with_name("child.py")), str(result), str(model)]
-        subprocess.run([*command, f"{name}:{json.dumps(arguments)}"], check=True, timeout=PATIENCE_S * 3)
+        subprocess.run([*command, f"{name}:{json.dumps(arguments)}"], check=True, timeout=500)
         (found,) = json.loads(result.read_text()).values()
         return found

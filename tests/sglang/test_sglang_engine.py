@@ -85,7 +85,7 @@ def test_two_ranks(run_child: Any, tmp_path: Path, first: Any, ranks: Any, layou
 
 
 def test_two_engines_on_one_server(run_child: Any, first: Any) -> None:
-    result = run_child("shared")["shared"]
+    result = run_child("shared", timeout_s=850)["shared"]
     assert found(result["away"], first, NOTHING)  # the engine is there before the server
     assert found(result["found"], first, LOADED)
     assert found(result["other"], first, LOADED)

@@ -89,11 +89,11 @@ class Copier:
         ready = False
         late: list[tuple[float, Load]] = []
         while True:
-            wait = max(0.0, late[0][0] - time.monotonic()) if late else None
+            wait = late[0][0] - time.monotonic() if late else None
             try:
-                item = self._queue.get(timeout=wait)
+                item = self._queue.get(timeout=wait) if wait is None or wait > 0 else (late.pop(0)[1], None)
             except queue.Empty:
-                item = (late.pop(0)[1], None)
+                continue
             if item is None:
                 for _, load in late:
                     self._end(load, False)

@@ -27,7 +27,7 @@ for name in names:
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=280)
 
 
 def test_each_module_imports_with_no_other_before_it():

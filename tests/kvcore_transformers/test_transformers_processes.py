@@ -20,7 +20,7 @@ from kvcore_transformers import PrefixCache
 
 HERE = Path(__file__).resolve().parent
 MAKER = HERE.parents[1] / "examples" / "models" / "smollm2.py"
-TOKENS = 300
+TOKENS = 192
 
 
 @pytest.fixture(scope="module")

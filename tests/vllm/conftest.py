@@ -13,6 +13,8 @@ import pytest
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 MODELS = ("tiny", "swa", "idefics3")
+CORE = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % (os.cpu_count() or 1)
+"""Each of the processes that run tests has a core of its own for its engines."""
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -21,7 +23,7 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": str(CORE),
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
 

@@ -174,7 +174,7 @@ def test_one_that_floods_its_output_costs_the_server_little(folder: Path) -> Non
         engine.close()
         until(lambda: used()[1] - at > 2.0, "two seconds are over", LONG_S)
         after_s, now = used()
-        assert after_s - cpu_s < 0.5 * (now - at)  # measured: 0.03
+        assert after_s - cpu_s < 0.5 * (now - at)
         assert server.log.read_text().count("much to say") - lines <= LINES_PER_S * (now - at + 2)
         assert [h["state"] for h in helpers(http)] == ["running"]
 

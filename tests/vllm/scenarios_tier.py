@@ -155,21 +155,6 @@ def tier_dead(models: Path) -> dict[str, Any]:
     return out
 
 
-def tier_hanging_load(models: Path) -> dict[str, Any]:
-    """A store that answers what it has and never delivers it."""
-    out: dict[str, Any] = {}
-    storage = {"plugin": "faulty", "storage": "memory", "operations": ["load"], "hang_rate": 1.0}
-    # room for one prompt, so that the second one displaces the first
-    with offloading(models / "tiny", kvcore({"storage": storage, "timeout": "1s"}), memory=12 * ROW) as (e, tier):
-        out["cold"], _ = e.one(LONG)
-        e.one(PROMPTS[3])
-        e.forget()
-        out["hot"], out["cached"] = e.one(LONG)
-        e.one([5, 6, 7], 1)
-        out["counts"], out["faults"] = counts(e), tier.faults
-    return out
-
-
 def tier_reset(models: Path, folder: str) -> dict[str, Any]:
     """vLLM forgets everything, as when weights changed in memory."""
     out: dict[str, Any] = {}

@@ -15,7 +15,9 @@ from safetensors.torch import load_file, save_file
 from scenarios_basic import LONG, PROMPTS
 from scenarios_server import server
 
+from kvcore.testing.fault_config import Faults
 from kvcore_vllm.tier import KVCoreTier
+from vllm import SamplingParams, TokensPrompt
 
 # vLLM ships no copy worker for its CPU backend; the one of the benchmarks stands in for it.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -153,6 +155,42 @@ def tier_dead(models: Path) -> dict[str, Any]:
             out[name] = {"texts": texts, "cached": cached, "again": again, "counts": counts(e), "faults": made.faults}
             out[name]["calls"] = summary(times)
     return out
+
+
+def tier_hanging_load(models: Path) -> dict[str, Any]:
+    """A store that says what it has, and whose loads hang in its own code until it recovers: rows that it may still
+    write cannot be given back. Another request is answered meanwhile."""
+    out: dict[str, Any] = {}
+    storage = {"plugin": "faulty", "storage": "memory", "operations": ["load"], "hang_rate": 1.0}
+    # room for one prompt, so that the second one displaces the first
+    with offloading(models / "tiny", kvcore({"storage": storage, "timeout": "1s"}), memory=12 * ROW) as (e, tier):
+        out["cold"], _ = e.one(LONG)
+        e.one(PROMPTS[3])
+        e.forget()
+        params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=0)
+        for name, prompt in (("held", LONG), ("other", PROMPTS[2])):
+            e.llm.llm_engine.add_request(name, TokensPrompt(prompt_token_ids=prompt), params)
+        done = answered(e, "other")
+        out["held_meanwhile"] = "held" not in done
+        tier.store._manager.tiers[0].storage.faults = Faults()
+        done |= answered(e, "held")
+        out["held"], out["other"] = done["held"], done["other"]
+        e.one([5, 6, 7], 1)
+        out["counts"], out["faults"] = counts(e), tier.faults
+    return out
+
+
+def answered(e: Engine, name: str) -> dict[str, Any]:
+    """Step until a request is answered; the texts of those that are."""
+    done: dict[str, Any] = {}
+    until = time.monotonic() + 120
+    while name not in done:
+        assert time.monotonic() < until, f"{name} is not answered"
+        for output in e.llm.llm_engine.step():
+            if output.finished:
+                text = output.outputs[0]
+                done[output.request_id] = (list(text.token_ids), text.cumulative_logprob)
+    return done
 
 
 def tier_reset(models: Path, folder: str) -> dict[str, Any]:

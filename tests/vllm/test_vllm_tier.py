@@ -58,6 +58,7 @@ def faults(run_child: Any, folder: str) -> Any:
     """A process with stores that fail."""
     return run_child(
         "tier_dead",
+        "tier_hanging_load",
         name("tier_small", model="tiny", folder=f"{folder}/small"),
         name("tier_faulty", model="tiny", folder=f"{folder}/faulty"),
     )
@@ -152,6 +153,15 @@ def test_a_dead_store_costs_its_own_hits_only(first: Any, faults: Any, how: str)
     assert result["cached"] == [0] * 5
     assert result["counts"]["host"] == sum(CACHED["tiny"])  # vLLM's own tier serves as ever
     assert result["counts"]["unstored_chunks"] > 0
+    assert result["faults"] == {}
+
+
+def test_a_load_that_hangs_holds_its_own_request_only(first: Any, faults: Any) -> None:
+    result = faults["tier_hanging_load"]
+    assert result["held_meanwhile"]
+    assert same([result["cold"], result["held"]], [first["plain"]["long"]] * 2)
+    assert same(result["other"], first["plain"]["prompts"][2])
+    assert result["counts"]["lost_chunks"] > 0
     assert result["faults"] == {}
 
 

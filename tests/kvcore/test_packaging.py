@@ -117,6 +117,7 @@ def test_nothing_forces_a_torch_build(wheels):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_subset_finds_exactly_its_plugins(wheels, tmp_path):
     """One environment that grows and shrinks; the index gives third-party dependencies only."""
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")

@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 STORE ?= disk
 OVER ?= server
 
-.PHONY: help setup setup-sglang setup-lmcache test test-unit test-vllm test-sglang test-lmcache soak check lint types contracts docs docs-check demo demo-two-engines demo-prefill-decode demo-prefix-router bench dist clean
+.PHONY: help setup setup-sglang setup-lmcache test test-unit test-vllm test-sglang test-lmcache matrix soak check lint types contracts docs docs-check demo demo-two-engines demo-prefill-decode demo-prefix-router bench dist clean
 
 help: ## What the targets do
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -80,6 +80,10 @@ test-sglang: setup setup-sglang ## Run the tests in real SGLang
 
 test-lmcache: setup setup-lmcache ## Run the tests in real LMCache
 	$(BIN)/python -m pytest -m lmcache $(PYTEST_ARGS)
+
+matrix: setup setup-sglang setup-lmcache ## Run every storage under every engine, and write the results into README.md
+	KVCORE_TEST_MATRIX=build/matrix.json $(BIN)/python -m pytest tests/matrix -k "not readme" $(PYTEST_ARGS)
+	$(BIN)/python tests/matrix/matrix_table.py build/matrix.json README.md
 
 soak: setup ## Ten minutes of load on a server, and two thousand instants at which it or its engines are killed
 	KVCORE_TEST_SOAK_S=600 KVCORE_TEST_CHAOS_TIMES=10 $(BIN)/python -m pytest tests/kvcore/service/test_chaos.py -s $(PYTEST_ARGS)

@@ -18,10 +18,7 @@ PATIENCE_S = 120.0
 
 
 def main(url: str) -> None:
-    client = ServerBenchClient(
-        BenchConfig(url, "", "cpu", "engine_driven", RANKS, False, TOKENS, "(2,256,16,2,32):bfloat16:4", 256, 16), log
-    )
-    client.start()
+    client = connect(url)
     for line in sys.stdin:
         what, sequence = json.loads(line)
         try:
@@ -30,6 +27,14 @@ def main(url: str) -> None:
             answer = {"error": traceback.format_exc()}
         print(json.dumps(answer), flush=True)
     client.close()
+
+
+def connect(url: str) -> ServerBenchClient:
+    client = ServerBenchClient(
+        BenchConfig(url, "", "cpu", "engine_driven", RANKS, False, TOKENS, "(2,256,16,2,32):bfloat16:4", 256, 16), log
+    )
+    client.start()
+    return client
 
 
 def log(text: str) -> None:

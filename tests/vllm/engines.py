@@ -25,7 +25,7 @@ Text = tuple[list[int], float]
 
 
 class Engine:
-    """One engine. `extra` are kvcore's options; None runs vLLM without kvcore."""
+    """One engine. `extra` are kvcore's options, all of them when they name a file; None runs vLLM without kvcore."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Engine:
         transfer = None
         if extra is not None:
             options = extra
-            if connector == "KVCoreConnector":
+            if connector == "KVCoreConnector" and "kvcore.config" not in extra:
                 options = {**OPTIONS, **extra}
                 # Models this small are often computed sooner than a busy machine reads.
                 options["kvcore.l2"] = [{"read": "always", **tier} for tier in options["kvcore.l2"]]

@@ -1,18 +1,13 @@
-"""Scenarios with real stores: each serves a restarted engine; one dies and comes back."""
+"""A scenario with a real store, which dies and comes back."""
 
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from engines import Engine, crowd, engine
-from scenarios_basic import LONG, PROMPTS
 
 from kvcore.testing.servers.redis import RedisServer
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "demo"))
-from stores import STORES
 
 
 def store_dies(models: Path) -> dict[str, Any]:
@@ -72,25 +67,3 @@ def _leave_to_the_store(e: Engine) -> None:
     e.half.engine.drain()
     e.forget()
     e.half._spaces.clear()
-
-
-def store_serves(models: Path, store: str, folder: str) -> dict[str, Any]:
-    """Compute with one engine, reuse with the next: what it needs is in the store only."""
-    with STORES[store](Path(folder)) as storage:
-        return stored_serves(models, storage)
-
-
-def stored_serves(models: Path, storage: dict[str, Any]) -> dict[str, Any]:
-    """The same with a storage of which nothing needs to be started."""
-    out: dict[str, Any] = {}
-    extra = {"kvcore.l2": [{"name": "store", "storage": storage}]}
-    with engine(str(models / "tiny"), extra) as e:
-        out["cold"], out["cold_cached"] = e.run([LONG, *PROMPTS])
-        e.settle()
-        out["cold_leaks"] = e.leaks()
-    with engine(str(models / "tiny"), extra) as e:
-        out["hot"], out["hot_cached"] = e.run([LONG, *PROMPTS])
-        e.settle()
-        out["from_store"] = e.stat('kvcore_hit_chunks_total{source="store"')
-        out["leaks"], out["faults"] = e.leaks(), e.faults()
-    return out

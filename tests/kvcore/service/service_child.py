@@ -75,10 +75,11 @@ def half_put(config: str, given: str) -> None:
     store, space = store_of(config, size)
     keys = hashes(5)
 
-    def half(parts: Any, into: memoryview) -> None:
+    def half(parts: Any, into: memoryview) -> bool:
         into[: size // 2] = b"\xee" * (size // 2)
         say([key.hex() for key in keys])
         heard()
+        return False
 
     stores.copy_in = half
     store.store(space, keys, [[memoryview(bytearray(size))] for _ in keys])

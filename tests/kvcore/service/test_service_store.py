@@ -188,7 +188,7 @@ def test_a_slot_that_goes_to_another_during_the_copy_is_no_hit(
         assert put(store, space, keys) == [True] * 2
         paused = []
 
-        def late(source: memoryview, into: Any) -> None:
+        def late(source: memoryview, into: Any) -> bool:
             def gone() -> bool:
                 other.delete(same, keys)
                 return server.metrics()["kvcore_l1_objects"] == 0
@@ -196,7 +196,7 @@ def test_a_slot_that_goes_to_another_during_the_copy_is_no_hit(
             if not paused:  # as a process that is stopped for longer than its lease
                 paused.append(until(gone, "the lease has ended"))
                 until(lambda: other.store(same, hashes(2, 100), [[memoryview(bytearray(NBYTES))]] * 2), "others")
-            copy_out(source, into)
+            return copy_out(source, into)
 
         monkeypatch.setattr(stores, "copy_out", late)
         assert got(store, space, keys) == [False, False]

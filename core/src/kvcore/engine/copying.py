@@ -10,19 +10,25 @@ _move.restype = None
 _move.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
-def copy_out(source: memoryview, parts: Sequence[memoryview]) -> None:
-    """Fill `parts` one after the other from `source`, which is as long as all of them."""
+def copy_out(source: memoryview, parts: Sequence[memoryview]) -> bool:
+    """Fill `parts` one after the other from `source`. False when they are not as long: then nothing is written."""
+    if sum(map(len, parts)) != len(source):
+        return False
     at = address_of(source)
     for part in parts:
         if len(part):
             _move(address_of(part), at, len(part))
             at += len(part)
+    return True
 
 
-def copy_in(parts: Sequence[memoryview], into: memoryview) -> None:
-    """Write the concatenation of `parts` to `into`, which is as long."""
+def copy_in(parts: Sequence[memoryview], into: memoryview) -> bool:
+    """Write the concatenation of `parts` to `into`. False when it is not as long: then nothing is written."""
+    if sum(map(len, parts)) != len(into):
+        return False
     at = address_of(into)
     for part in parts:
         if len(part):
             _move(at, address_of(part), len(part))
             at += len(part)
+    return True

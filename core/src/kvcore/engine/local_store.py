@@ -13,7 +13,7 @@ from kvcore.engine import space as spaces
 from kvcore.engine.presence import Presence
 from kvcore.engine.space import ModelSpec
 from kvcore.engine.store_face import Buffers
-from kvcore.engine.store_space import StoreSpace, nameable, rounds, sound
+from kvcore.engine.store_space import StoreSpace, nameable, of_store, rounds, sound
 from kvcore.l2 import Tier, Transfer
 from kvcore.observe import Metrics, Throttle, logger
 from kvcore.plugins import Registry
@@ -66,12 +66,16 @@ class LocalStore:
 
     def register(self, spec: ModelSpec, keys: str, tenant: str = "") -> LocalSpace:
         """See `ObjectStore.register`."""
-        space = LocalSpace(spec, keys, tenant)
+        space = LocalSpace(spec, keys, tenant, self)
         lossy, salt = self._manager.lossy_tags, self._manager.config.salt
         space.namespaces = tuple(
             spaces.namespace(one, one.block_tokens, keys, lossy, salt, tenant) for one in space.groups()
         )
         return space
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """See `ObjectStore.wait_ready`."""
+        return not (self._closed or self._manager.closed)
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -82,6 +86,7 @@ class LocalStore:
 
     def exists(self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0) -> list[bool]:
         """See `ObjectStore.exists`."""
+        hashes = tuple(hashes)
         there = [False] * len(hashes)
         namespace = self._namespace(space, group)
         places: dict[bytes, list[int]] = {}
@@ -110,7 +115,8 @@ class LocalStore:
     def load(self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int = 0) -> list[bool]:
         """See `ObjectStore.load`."""
         arrived = self._move(self._batches.load, space, hashes, buffers, group, writable=True)
-        self.metrics.add("hit_tokens", arrived.count(True) * space.spec.block_tokens)
+        if True in arrived:
+            self.metrics.add("hit_tokens", arrived.count(True) * space.spec.block_tokens)
         return arrived
 
     def store(self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int = 0) -> list[bool]:
@@ -127,6 +133,7 @@ class LocalStore:
         *,
         writable: bool,
     ) -> list[bool]:
+        hashes = tuple(hashes)
         done = [False] * len(hashes)
         namespace = self._namespace(space, group)
         if namespace is None:
@@ -134,7 +141,7 @@ class LocalStore:
         layout = space.layouts[group]
         chosen = sound(hashes, buffers, layout, writable=writable, throttle=self._log)
         for batch in rounds(hashes, chosen):
-            transfers = [Transfer(ObjectKey(namespace, hashes[i]), buffers[i], layout) for i in batch]
+            transfers = [Transfer(ObjectKey(namespace, hashes[i]), chosen[i], layout) for i in batch]
             lent = Lent(writable)
             moved = self._run(how(transfers, lent), self._batches.limit_s + SLACK_S, [False] * len(batch), lent)
             for i, ok in zip(batch, moved, strict=True):
@@ -145,7 +152,7 @@ class LocalStore:
         """See `ObjectStore.delete`."""
         namespace = self._namespace(space, group)
         if namespace is not None:
-            keys = [ObjectKey(namespace, h) for h in dict.fromkeys(hashes) if nameable(h)]
+            keys = [ObjectKey(namespace, h) for h in dict.fromkeys(filter(nameable, hashes))]
             self._run(self._batches.delete(keys), self._batches.limit_s + SLACK_S, None)
 
     # -- the rest ----------------------------------------------------------------------------------------------------
@@ -179,14 +186,11 @@ class LocalStore:
         self._presence.close()
 
     def _namespace(self, space: StoreSpace, group: int) -> bytes | None:
-        """None when nothing can be asked: the store is closed, in a fork, or the model has no such group."""
-        assert isinstance(space, LocalSpace)
+        """None when nothing can be asked: the store is closed, in a fork, or there is no such space or group."""
         if self._closed or self._manager.closed:
             return None
-        if not 0 <= group < len(space.namespaces):
-            self._log.warning("group", f"group {group} of a model that has {len(space.namespaces)}")
-            return None
-        return space.namespaces[group]
+        mine = of_store(space, LocalSpace, self, group, self._log)
+        return None if mine is None else mine.namespaces[group]
 
     def _run(self, coroutine: Coroutine[Any, Any, T], limit_s: float, nothing: T, lent: "Lent | None" = None) -> T:
         """Run it on the tiers' loop; `nothing` when that does not run it in time, or has ended.

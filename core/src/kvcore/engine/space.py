@@ -143,6 +143,9 @@ def check(spec: ModelSpec) -> None:
     _bounded("element_bytes", spec.element_bytes, 1, 1024)
     _bounded("the number of KV groups", len(spec.groups), 1, MAX_GROUPS)
     _bounded("the number of layers", sum(len(group.layers) for group in spec.groups), 1, MAX_LAYERS)
+    for name in ("engine", "model", "weights", "dtype", "layout", "backend", "isa"):
+        if not isinstance(value := getattr(spec, name), str):
+            raise LayoutError(f"{name} is {value!r:.100}: give text")
     for name, size in spec.parallel.items():
         _bounded(f"parallel[{name!r}]", size, -_INT64, _INT64 - 1)
     for name, text in spec.extra.items():

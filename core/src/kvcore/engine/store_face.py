@@ -18,20 +18,26 @@ class ObjectStore(Protocol):
     All calls block; those that touch the cache are bounded in time, and none of them raises: what could not be done is
     False, and a metric or a log line says why. That holds for a store that is down or slow, for objects that are torn,
     and for what cannot be an object: a hash that is not 16 to 64 bytes long, a `group` that the model does not have,
-    buffers that are not as described or do not have the payload's length.
+    buffers that are not as described or do not have the payload's length, a space that another store has made.
 
     `hashes` name blocks; each must cover its block's tokens and all tokens before them. `buffers[i]` are the ranges of
     memory whose concatenation is the payload of `hashes[i]`: contiguous `memoryview`s of unsigned bytes. They are
     lent for the time of the call: nothing is written into them after it has returned, and `True` is never said of bytes
-    that are not those stored.
+    that are not those stored. Anything iterable will do for `hashes`, `buffers` and each of them; it is walked through
+    once.
     """
 
     def register(self, spec: ModelSpec, keys: str, tenant: str = "") -> StoreSpace:
         """Give a model (and a tenant: nobody sees another's objects) its space. Waits for no server.
 
         `keys` names how the caller makes hashes, with a version, such as `acme-page/1`: objects are only found under
-        the scheme they were stored under. Raises `LayoutError` or `ConfigError` for what cannot be stored so.
+        the scheme they were stored under. `tenant` is a name of at most 256 printable characters. Raises `LayoutError`
+        or `ConfigError` for what cannot be stored so.
         """
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Is the cache there, and not closed? Waits at most `timeout_s` (seconds) for the connection to a server, which
+        `open_store` does not wait for: until then everything is a miss. Tiers in this process are ready at once."""
 
     def prefix(self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0) -> int:
         """How many of the front are there. A hint: each may still be gone when it is loaded."""

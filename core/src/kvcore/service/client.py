@@ -69,6 +69,7 @@ class RemoteEngine:
         """What is answered when it is done -> the answer, None until then."""
         self._plans: dict[int, tuple[Link, int, int]] = {}
         self._link: Link | None = None
+        self._up = threading.Event()
         self._observer: Any = None
         self._heard_over: Link | None = None
         self._child = False
@@ -82,6 +83,12 @@ class RemoteEngine:
         """The server's `lookup_timeout`; while there is none, that of the client's own configuration."""
         link = self._link
         return self.config.lookup_timeout if link is None else link.welcome.lookup_timeout_s
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Is there a server? Waits at most `timeout_s` (seconds) until there is one."""
+        if not self._closed and timeout_s > 0:  # which a NaN is not
+            self._up.wait(min(timeout_s, threading.TIMEOUT_MAX))
+        return self._link is not None and not self._closed
 
     def ready(self, space: ServedSpace) -> bool:
         """Is there a server, which has not refused this space?"""
@@ -369,6 +376,7 @@ class RemoteEngine:
                 link.tell(wire.News(0))  # what comes and goes from now on is kept for `hear`
             if link.alive:
                 self._link = link
+                self._up.set()
                 self.metrics.set("server_up", 1)
         return link
 
@@ -403,6 +411,7 @@ class RemoteEngine:
     def _lost(self, link: Link, reason: str) -> None:
         if self._link is link:
             self._link = None
+            self._up.clear()
         self.metrics.set("server_up", 0)
         if not self._closed:
             self.metrics.add("server_lost", 1, reason)
@@ -434,6 +443,7 @@ class RemoteEngine:
         """In a child everything is a miss, and nothing is counted: another thread may have held a lock."""
         self._closed = self._child = True
         self._lock = threading.Lock()
+        self._up = threading.Event()
         link, self._link = self._link, None
         if link is not None:
             link.forked()

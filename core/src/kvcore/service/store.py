@@ -10,7 +10,7 @@ from kvcore.api import LeaseError
 from kvcore.engine.copying import copy_in, copy_out
 from kvcore.engine.space import ModelSpec
 from kvcore.engine.store_face import Buffers
-from kvcore.engine.store_space import StoreSpace, nameable, rounds, sound
+from kvcore.engine.store_space import Payload, StoreSpace, nameable, of_store, rounds, sound
 from kvcore.observe import Throttle
 from kvcore.service import wire
 from kvcore.service.attachment import Attachment
@@ -38,10 +38,14 @@ class RemoteStore:
 
     def register(self, spec: ModelSpec, keys: str, tenant: str = "") -> RemoteSpace:
         """See `ObjectStore.register`."""
-        space = RemoteSpace(spec, keys, tenant)
+        space = RemoteSpace(spec, keys, tenant, self)
         admit = self._engine.admit
         space.served = tuple(admit(one, tenant, one.block_tokens, keys) for one in space.groups())
         return space
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """See `ObjectStore.wait_ready`."""
+        return self._engine.wait_ready(timeout_s)
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -52,6 +56,7 @@ class RemoteStore:
 
     def exists(self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0) -> list[bool]:
         """See `ObjectStore.exists`."""
+        hashes = tuple(hashes)
         there = [False] * len(hashes)
         served = self._served(space, group)
         if served is None:
@@ -69,15 +74,14 @@ class RemoteStore:
 
     def load(self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int = 0) -> list[bool]:
         """See `ObjectStore.load`."""
+        hashes = tuple(hashes)
         arrived = [False] * len(hashes)
-        served, batches = self._plan(space, hashes, buffers, group, writable=True)
-        for batch in batches:
-            assert served is not None
-            for i in self._load(served, [hashes[i] for i in batch], [buffers[i] for i in batch]):
+        for served, batch, payloads in self._batches(space, hashes, buffers, group, writable=True):
+            for i in self._load(served, [hashes[i] for i in batch], payloads):
                 arrived[batch[i]] = True
         return arrived
 
-    def _load(self, space: ServedSpace, hashes: Sequence[bytes], buffers: Buffers) -> list[int]:
+    def _load(self, space: ServedSpace, hashes: Sequence[bytes], payloads: Sequence[Payload]) -> list[int]:
         """The indexes of what has arrived."""
         lookup = self._engine.lookup(space, hashes, each=True)
         try:
@@ -89,27 +93,32 @@ class RemoteStore:
             with self._attachment.use(lookup.arena) as view:
                 if view is None:
                     return []
-                for copy in copies:
-                    copy_out(view.buffer[copy.slot : copy.slot + size], buffers[copy.blocks[0]])
+                filled = [
+                    copy
+                    for copy in copies
+                    if copy_out(view.buffer[copy.slot : copy.slot + size], payloads[copy.blocks[0]])
+                ]
                 # a slot that has gone to another has another generation: what was copied then is not ours
-                return [copy.blocks[0] for copy in copies if view.generation(copy.slot) == copy.generation]
+                return [copy.blocks[0] for copy in filled if view.generation(copy.slot) == copy.generation]
         except LeaseError:
+            return []
+        except ValueError as error:
+            self._log.warning("released", f"buffers were released while they were filled ({error}): a miss")
             return []
         finally:
             self._engine.release(lookup)
 
     def store(self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int = 0) -> list[bool]:
         """See `ObjectStore.store`."""
+        hashes = tuple(hashes)
         stored = [False] * len(hashes)
-        served, batches = self._plan(space, hashes, buffers, group, writable=False)
-        for batch in batches:
-            assert served is not None
-            kept = self._store(served, [hashes[i] for i in batch], [buffers[i] for i in batch])
+        for served, batch, payloads in self._batches(space, hashes, buffers, group, writable=False):
+            kept = self._store(served, [hashes[i] for i in batch], payloads)
             for i, ok in zip(batch, kept, strict=True):
                 stored[i] = ok
         return stored
 
-    def _store(self, space: ServedSpace, hashes: Sequence[bytes], buffers: Buffers) -> list[bool]:
+    def _store(self, space: ServedSpace, hashes: Sequence[bytes], payloads: Sequence[Payload]) -> list[bool]:
         plan = self._engine.reserve(space, hashes, 0, len(hashes), [range(len(hashes))], chained=False)
         # What was there before takes no slot. Which of several were refused for other reasons is not known.
         kept = [not set(plan.skipped) - {"known"}] * len(hashes)
@@ -117,10 +126,12 @@ class RemoteStore:
         try:
             with self._attachment.use(plan.arena) as view:
                 size = space.groups[0].nbytes
-                if view is not None:
-                    for copy in plan.copies:
-                        copy_in(buffers[copy.blocks[0]], view.buffer[copy.slot : copy.slot + size])
-                    copied = True
+                # nothing of a slot that is not all written may be seen: it holds what another object left there
+                copied = view is not None and all(
+                    copy_in(payloads[copy.blocks[0]], view.buffer[copy.slot : copy.slot + size]) for copy in plan.copies
+                )
+        except ValueError as error:
+            self._log.warning("released", f"buffers were released while they were copied ({error}): nothing is stored")
         finally:
             if plan.id:
                 self._engine.publish(plan.id, copied)
@@ -132,6 +143,7 @@ class RemoteStore:
         """See `ObjectStore.delete`."""
         served = self._served(space, group)
         if served is not None:
+            hashes = tuple(hashes)
             chosen = (i for i, chunk_hash in enumerate(hashes) if nameable(chunk_hash))
             for batch in _batches(hashes, chosen, wire.MAX_HASHES):
                 self._engine.delete(served, [hashes[i] for i in batch])
@@ -162,24 +174,22 @@ class RemoteStore:
         self._attachment.close()
 
     def _served(self, space: StoreSpace, group: int) -> ServedSpace | None:
-        assert isinstance(space, RemoteSpace)
-        if 0 <= group < len(space.served):
-            return space.served[group]
-        self._log.warning("group", f"group {group} of a model that has {len(space.served)}")
-        return None
+        mine = of_store(space, RemoteSpace, self, group, self._log)
+        return None if mine is None else mine.served[group]
 
-    def _plan(
+    def _batches(
         self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int, *, writable: bool
-    ) -> "tuple[ServedSpace | None, Iterable[list[int]]]":
-        """What the server knows the group as, and the batches of what can be moved."""
+    ) -> Iterator[tuple[ServedSpace, list[int], list[Payload]]]:
+        """What can be moved, in batches: what the server knows the group as, the indexes, and their payloads."""
         served = self._served(space, group)
         if served is None:
-            return None, ()
+            return
         layout = space.layouts[group]
         chosen = sound(hashes, buffers, layout, writable=writable, throttle=self._log)
         descriptor = self._engine.descriptor()
         room = descriptor["size"] // _PART // layout.nbytes if descriptor is not None else wire.MAX_HASHES
-        return served, _batches(hashes, chosen, max(1, min(room, wire.MAX_HASHES)))
+        for batch in _batches(hashes, chosen, max(1, min(room, wire.MAX_HASHES))):
+            yield served, batch, [chosen[i] for i in batch]
 
 
 def _batches(hashes: Sequence[bytes], indexes: Iterable[int], most: int) -> Iterator[list[int]]:

@@ -1,0 +1,168 @@
+"""What a caller hands to an object store, right or wrong: the same answers with tiers in this process and a server."""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import CONFIG, hashes
+from test_service_store import NBYTES, content, got, model, parts, put
+
+from kvcore.api import ConfigError, LayoutError
+from kvcore.engine import GroupSpec, ObjectStore, StoreSpace
+from kvcore.engine.copying import copy_in, copy_out
+from kvcore.service import open_store
+from kvcore.service import store as stores
+from kvcore.testing.servers.kvcore import KVCoreServer
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """A store of this process, whose spaces are no others'."""
+    path = tmp_path_factory.mktemp("other") / "kvcore.yaml"
+    path.write_text("l2: [{storage: memory}]\nlookup_timeout: 20s\n")
+    store = open_store(str(path))
+    yield store
+    store.close()
+
+
+@pytest.fixture(params=["local", "served"])
+def store(request: pytest.FixtureRequest, folder: Path) -> Iterator[ObjectStore]:
+    if request.param == "local":
+        path = folder / "local.yaml"
+        path.write_text("l2: [{storage: memory}]\nlookup_timeout: 20s\n")
+        made = open_store(str(path))
+        assert made.wait_ready(0)
+        yield made
+        made.close()
+        return
+    with KVCoreServer(folder, CONFIG) as server:
+        made = open_store(str(server.config), flags={"server.timeout": "5s"})
+        assert made.wait_ready(PATIENCE_S)
+        yield made
+        made.close()
+
+
+def test_iterators_are_walked_through_once(store: ObjectStore) -> None:
+    secret, space = store.register(model(), "test/1", "alice"), store.register(model(), "test/1", "bob")
+    keys = hashes(400)  # more than L1 holds: what bob stores lies where alice's was
+    for at in range(0, 400, 100):
+        assert store.store(secret, keys[at : at + 100], [[memoryview(b"\xaa" * NBYTES)]] * 100) == [True] * 100
+    few = keys[:9]
+    payloads = [iter(parts(content(key))) for key in few]
+    assert store.store(space, iter(few), iter(payloads)) == [True] * 9  # type: ignore[arg-type]
+    assert got(store, space, few) == [True] * 9
+    into = [parts(bytes(NBYTES)) for _ in few]
+    assert store.load(space, iter(few), (iter(room) for room in into)) == [True] * 9  # type: ignore[arg-type]
+    assert [b"".join(room) for room in into] == [content(key) for key in few]
+    assert store.exists(space, iter(keys[:11])) == [True] * 9 + [False] * 2  # type: ignore[arg-type]
+    assert store.prefix(space, dict.fromkeys(few, 0).keys()) == 9  # type: ignore[arg-type]
+    store.delete(space, (key for key in few[1:]))  # type: ignore[arg-type]
+
+    def failing() -> Iterator[memoryview]:
+        yield parts(content(keys[1]), 1)[0]
+        raise RuntimeError("the caller's own")
+
+    one = parts(content(keys[2]))
+    assert store.store(space, keys[1:3], [failing(), one]) == [False, True]  # type: ignore[list-item]
+
+
+def test_a_slot_that_is_not_all_written_is_never_seen(
+    server: KVCoreServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Should a buffer change between the check and the copy."""
+    store = open_store(str(server.config), flags={"server.timeout": "5s"})
+    assert store.wait_ready(PATIENCE_S)
+    space = store.register(model(), "test/1")
+    keys = hashes(3)
+
+    def shorter(payload: Sequence[memoryview], into: memoryview) -> bool:
+        return copy_in(payload[:-1], into)
+
+    def released(payload: Sequence[memoryview], into: memoryview) -> bool:
+        payload[0].release()
+        return copy_in(payload, into)
+
+    for copy in (shorter, released):
+        monkeypatch.setattr(stores, "copy_in", copy)
+        assert put(store, space, keys) == [False] * 3
+        assert store.exists(space, keys) == [False] * 3
+    monkeypatch.undo()
+    assert "buffers were released" in caplog.text
+    assert put(store, space, keys) == [True] * 3
+    monkeypatch.setattr(stores, "copy_out", lambda source, into: copy_out(source, into[1:]))
+    assert got(store, space, keys) == [False] * 3
+    monkeypatch.undo()
+    assert got(store, space, keys) == [True] * 3
+    store.close()
+
+
+def test_a_store_of_a_server_can_be_waited_for(folder: Path) -> None:
+    server = KVCoreServer(folder, CONFIG)
+    store = open_store(str(server.config))
+    try:
+        begun = time.monotonic()
+        assert not store.wait_ready(0.05)
+        assert not store.wait_ready(-1)
+        assert not store.wait_ready(float("nan"))
+        assert time.monotonic() - begun < 5
+        with server:
+            assert store.wait_ready(PATIENCE_S)
+            assert put(store, store.register(model(), "test/1"), hashes(2)) == [True] * 2, "from the first call on"
+    finally:
+        store.close()
+    assert not store.wait_ready(PATIENCE_S), "closed: it will never be"
+
+
+BAD_TENANTS: list[Any] = [None, 7, b"alice", "\ud800", "x" * 257, "x" * 5000, "a\nb"]
+BAD_KEYS: list[Any] = [None, 7, "", "a b", "k" * 201]
+
+
+def test_what_cannot_be_a_tenant_or_a_scheme_is_refused(store: ObjectStore) -> None:
+    for tenant in BAD_TENANTS:
+        with pytest.raises(ConfigError, match=r"the tenant is .*at most 256 printable characters") as refusal:
+            store.register(model(), "test/1", tenant)
+        assert len(str(refusal.value)) < 500
+    for keys in BAD_KEYS:
+        with pytest.raises(ConfigError, match="the key scheme is"):
+            store.register(model(), keys)
+    for field in ("engine", "model", "weights", "dtype", "layout", "backend", "isa"):
+        spec = model()
+        object.__setattr__(spec, field, None)
+        with pytest.raises(LayoutError, match=f"{field} is None: give text"):
+            store.register(spec, "test/1")
+    assert store.register(model(), "test/1", "x" * 256).tenant == "x" * 256
+
+
+def test_what_cannot_be_asked_is_a_miss_and_a_line(
+    store: ObjectStore, other: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    two = model(GroupSpec(("a",), (NBYTES,)), GroupSpec(("b",), (NBYTES,)))
+    space = store.register(two, "test/1")
+    foreign: list[Any] = [other.register(two, "test/1"), None, StoreSpace(two, "test/1", "", object())]
+    keys = hashes(2)
+    with caplog.at_level(logging.WARNING, "kvcore"):
+        for where, group in [*((each, 0) for each in foreign), *((space, g) for g in (-1, 2, None, 0.0, "0"))]:
+            for move in (store.load, store.store):
+                assert move(where, keys, [parts(content(k)) for k in keys], group) == [False] * 2  # type: ignore[arg-type]
+            assert store.exists(where, keys, group) == [False] * 2  # type: ignore[arg-type]
+            assert store.prefix(where, keys, group) == 0  # type: ignore[arg-type]
+            store.delete(where, keys, group)  # type: ignore[arg-type]
+        odd: list[Any] = [None, [1], "a" * 32, bytearray(32)]
+        assert store.exists(space, odd) == [False] * 4
+        assert store.load(space, odd, [parts(bytes(NBYTES))] * 4) == [False] * 4
+        store.delete(space, odd)
+        unfit: list[Any] = [None, [None, 7], [b"x", "y"], [[], []]]
+        for buffers in unfit:
+            assert store.store(space, keys, buffers) == [False] * 2
+    told = [record.message for record in caplog.records]
+    assert len([line for line in told if "that this store did not make" in line]) == 1
+    assert len([line for line in told if "groups are 0 to 1" in line]) == 1
+    assert len([line for line in told if "are refused" in line]) == 1
+    for call in (store.exists, store.prefix, store.delete):
+        with pytest.raises(TypeError, match="'NoneType' object is not iterable"):
+            call(space, None)  # type: ignore[arg-type]

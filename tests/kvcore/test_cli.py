@@ -274,6 +274,14 @@ def test_config_check_notes_what_has_no_effect(tmp_path, capsys):
     ]
 
 
+def test_config_check_notes_paths_that_are_not_absolute(tmp_path, capsys):
+    file = tmp_path / "kvcore.yaml"
+    file.write_text("l2:\n- storage: {plugin: disk, path: cache}\n- storage: {plugin: disk, path: /a}\n")
+    assert main(["config", "check", str(file)]) == 0
+    _, note = capsys.readouterr().out.splitlines()
+    assert note.startswith(f"note: {file}:2:33: l2[0].storage.path: begins at the working directory of each process")
+
+
 @pytest.mark.parametrize("make", ["directory", "absent", "text"])
 def test_config_check_of_what_is_no_configuration(tmp_path, capsys, make):
     path = tmp_path / "x"

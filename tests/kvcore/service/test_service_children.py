@@ -214,13 +214,42 @@ def test_those_that_fail_harm_nobody(folder: Path) -> None:
 def test_what_cannot_be_run_is_refused(folder: Path, entry: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With its place. An engine with the same file runs, and runs none of it."""
     (folder / "folder.py").mkdir()
-    config = folder / "kvcore.yaml"
-    config.write_text(f"plugins:\n  run:\n      - {entry}\nl1: {{size: 8MiB}}\nl2: []\nserver: unix://{folder}/s\n")
-    assert main(["config", "check", str(config)]) == 1
-    assert f"{config}:{said.format(folder=folder)}" in capsys.readouterr().out
+    config = checked(folder, f"\n      - {entry}", 1, said, capsys)
     engine = open_engine(str(config))
     assert engine.register(spec()) is not None
     engine.close()
+
+
+def checked(folder: Path, run: str, status: int, said: str, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A file with this `run`, of which `kvcore config check` says so."""
+    config = folder / "kvcore.yaml"
+    config.write_text(f"plugins:\n  run:{run}\nl1: {{size: 8MiB}}\nl2: []\nserver: unix://{folder}/s\n")
+    assert main(["config", "check", str(config)]) == status
+    assert f"{config}:{said.format(folder=folder)}" in capsys.readouterr().out
+    return config
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (" [null]", "2:9: plugins.run[0]: must be a path, or a mapping with `path`, given nothing"),
+        (" [3]", "2:9: plugins.run[0]: must be a path, or a mapping with `path`, given 3"),
+        (" [{path: a.sh, env: {'A=B': x}}]", "2:35: plugins.run[0].env.A=B: no variable can have this name"),
+        (" [{path: a.sh, env: {'': x}}]", "2:32: plugins.run[0].env.: no variable can have this name"),
+    ],
+)
+def test_what_is_no_program_is_refused(folder: Path, run: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "a.sh").touch()
+    checked(folder, run, 1, said, capsys)
+
+
+def test_check_of_no_program_and_of_one_that_is_told_of_another_server(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checked(folder, "", 0, " no faults", capsys)
+    (folder / "a.sh").touch()
+    told = "2:43: plugins.run[0].env.KVCORE_SERVER: the program is told this value and not the server's own"
+    checked(folder, " [{path: a.sh, env: {KVCORE_SERVER: x}}]", 0, told, capsys)
 
 
 def test_a_server_with_what_cannot_be_run_does_not_start(folder: Path) -> None:
@@ -439,3 +468,41 @@ def test_so_many_lines_a_second(said: pytest.LogCaptureFixture) -> None:
     output.feed(b"z\n" * 1000)
     output.close()
     assert said.messages[-1] == f"[p] {1000 - LINES_PER_S + 1} lines more, which are not shown"
+
+
+def test_who_never_stops_is_told_of_ever_less_often(said: pytest.LogCaptureFixture) -> None:
+    """And no line is lost from the count."""
+    clock = Clock()
+    output = Output("p", clock)
+    for second in range(200):
+        clock.now = float(second)
+        output.feed(b"x\n" * 150)
+    told = [m for m in said.messages if "lines more" in m]
+    assert told == [f"[p] {50 * n} lines more, which are not shown" for n in (1, 2, 4, 8, 16, 32, 60, 60)]
+    clock.now = 201.5
+    output.feed(b"y\n")
+    output.feed(b"x\n" * 150)
+    clock.now = 203.0
+    output.feed(b"z\n")
+    clock.now = 204.5
+    output.feed(b"z\n" * 101)
+    output.close()
+    assert [m for m in said.messages if "lines more" in m][len(told) :] == [
+        f"[p] {n} lines more, which are not shown" for n in (50 * 17 + 51, 1)
+    ]
+
+
+def test_what_is_read_has_its_pace_however_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe seldom holds all that one read may take."""
+    slept: list[float] = []
+    monkeypatch.setattr(module.time, "sleep", slept.append)
+    reader, writer = os.pipe()
+    try:
+        for size in (8 << 10, 8 << 10, 1):
+            os.write(writer, b"x" * size)
+            assert module._read(reader, Output("p"))
+        assert slept[:2] == [module.READ_EVERY_S / 8] * 2
+        assert 0 < slept[2] < slept[1]
+    finally:
+        os.close(writer)
+        os.close(reader)

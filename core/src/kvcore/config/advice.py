@@ -1,16 +1,22 @@
 """What is wrong or idle in a configuration whose values are all valid, for `kvcore config check`."""
 
 from contextlib import suppress
+from pathlib import PurePath
+from typing import Any
 
 from kvcore.api.errors import KVCoreError
 from kvcore.api.storage import can_list
 from kvcore.config.model import CANNOT_LIST, OWN_CAPACITY, Config
+from kvcore.config.scripts import TOLD
 from kvcore.config.tenants import listed_for
-from kvcore.config.tree import Fault, show
+from kvcore.config.tree import DEFAULT, Fault, show
 from kvcore.plugins import Registry
 
 NO_TIER = "no l2 tier is configured: what leaves L1 is lost"
 NOT_SERVED = "is run by `kvcore serve` only, which needs `server`: an engine with this file runs none of it"
+
+REPLACED = "the program is told this value and not the server's own: leave it out, if it is to find the server"
+RELATIVE = "begins at the working directory of each process that reads the file ({!r}): write an absolute path"
 
 
 def capacities(config: Config, registry: Registry) -> list[Fault]:
@@ -33,12 +39,19 @@ def capacities(config: Config, registry: Registry) -> list[Fault]:
 
 
 def notes_on(config: Config) -> list[str]:
-    """What was written and has no effect, each with its place; or that there is no tier."""
+    """What was written and has no effect, or one that surprises, each with its place; or that there is no tier."""
     notes = [] if config.l2 else [NO_TIER]
     written = config.sources
     if config.plugins.run and config.server is None:
         notes.append(str(Fault(str(written["plugins.run[0].path"]), "plugins.run", NOT_SERVED)))
+    for i, script in enumerate(config.plugins.run):
+        for name in (name for name in TOLD if name in script.env):
+            path = f"plugins.run[{i}].env.{name}"
+            notes.append(str(Fault(str(written.get(path, DEFAULT)), path, REPLACED)))
     for i, tier in enumerate(config.l2):
+        for option, value in _relative(tier.storage.options):
+            path = f"l2[{i}].storage.{option}"
+            notes.append(str(Fault(str(written.get(path, DEFAULT)), path, RELATIVE.format(str(value)))))
         promote, eviction = f"l2[{i}].promote", f"l2[{i}].eviction"
         if tier.promote and tier.write != "all" and promote in written:
             why = f"has no effect with `write: {tier.write}`, only with `write: all`"
@@ -51,3 +64,9 @@ def notes_on(config: Config) -> list[str]:
             )
             notes.append(str(Fault(str(written[eviction]), eviction, why)))
     return notes
+
+
+def _relative(options: Any) -> list[tuple[str, PurePath]]:
+    """Options that are paths below whatever directory a process runs in."""
+    found = [(name, getattr(options, name)) for name in getattr(type(options), "model_fields", ())]
+    return [(n, v) for n, v in found if isinstance(v, PurePath) and not v.is_absolute() and not str(v).startswith("~")]

@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, SecretStr, WithJsonSchema
+from pydantic import AfterValidator, Field, SecretStr, WithJsonSchema
 
 from kvcore.api.config import PluginConfig
 from kvcore.config.tree import DEFAULT, Fault, Path, Source, Tree, show
@@ -12,10 +12,20 @@ from kvcore.config.tree import DEFAULT, Fault, Path, Source, Tree, show
 SUFFIXES = (".py", ".sh")
 MAX_SCRIPTS = 32
 RUN: Path = ("plugins", "run")
+TOLD = ("KVCORE_SERVER", "KVCORE_CONFIG", "KVCORE_HTTP")
+"""What `kvcore serve` tells its programs: where it is."""
+
+
+def _variable(name: str) -> str:
+    if not name or "=" in name or "\0" in name:
+        raise ValueError("no variable can have this name: it must not be empty, nor have `=` in it")
+    return name
 
 
 class ScriptConfig(PluginConfig):
     """One program."""
+
+    written: ClassVar = "must be a path, or a mapping with `path`"
 
     path: str = Field(min_length=1)
     """A file that ends with `.py`, run by the server's own Python, or with `.sh`, run by `sh`. One that is not absolute
@@ -24,8 +34,8 @@ class ScriptConfig(PluginConfig):
     args: tuple[str, ...] = ()
     """What it is given on its command line."""
 
-    env: dict[str, SecretStr] = {}
-    """Variables beside the server's own. The values are not shown."""
+    env: dict[Annotated[str, AfterValidator(_variable)], SecretStr] = {}
+    """Variables beside the server's own, and before them where the names are the same. The values are not shown."""
 
     restart: Literal["always", "failure", "never"] = "always"
     """When it is started again after its end: `always`; after a `failure`, an exit status other than 0; or `never`."""
@@ -45,6 +55,8 @@ class PluginsConfig(PluginConfig):
 def settle(tree: Tree) -> None:
     """Write each entry of `plugins.run` as a mapping, its path under the folder of the file that names it."""
     plugins = tree.value.get("plugins")
+    if isinstance(plugins, dict) and "run" in plugins and plugins["run"] is None:  # as YAML reads a list without lines
+        tree.set(RUN, [], tree.source(RUN))
     run = plugins.get("run") if isinstance(plugins, dict) else None
     for i, entry in enumerate(run if isinstance(run, list) else ()):
         at, source = (*RUN, i), tree.source((*RUN, i))

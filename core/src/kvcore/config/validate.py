@@ -27,8 +27,6 @@ _TYPES = {
     "list_type": "must be a list",
     "tuple_type": "must be a list",
     "dict_type": "must be a mapping",
-    "model_type": "must be a mapping",
-    "model_attributes_type": "must be a mapping",
     "path_type": "must be a path",
 }
 _BOUNDS = {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "multiple_of", "finite_number"}
@@ -141,6 +139,8 @@ def _text(error: Any, model: type[BaseModel], path: Path, full: Path, tree: Tree
         return f"has {ctx['actual_length']} entries, at most {ctx['max_length']} are possible"
     if kind in ("literal_error", "enum"):
         return f"must be {ctx['expected']}"
+    if kind in ("model_type", "model_attributes_type"):
+        return getattr(_model_at(model, path), "written", "must be a mapping")
     text = _TYPES.get(kind) or error["msg"].replace("Input should be", "must be")
     if kind == "string_type" and isinstance(error["input"], int | float):
         text += " (put it in quotes)"

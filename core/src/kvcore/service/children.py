@@ -28,6 +28,8 @@ from kvcore.service.wake import Wake
 GRACE_S = 5.0
 """Between SIGTERM and SIGKILL."""
 REAP_TIMES, REAP_EVERY_S = 50, 0.01
+SHORTEST_READ = 0.02
+"""Of `MAX_READ`. What a read of less costs the server is the call, not the bytes."""
 OWN = "KVCORE_SERVER__"
 """Variables that begin so, in whatever case, are the server's alone: tokens, and addresses that mean it."""
 
@@ -300,8 +302,7 @@ def _read(source: int, output: Output) -> bool:
     except BlockingIOError:
         return True
     output.feed(data)
-    if len(data) == MAX_READ:
-        time.sleep(READ_EVERY_S)
+    time.sleep(READ_EVERY_S * max(len(data) / MAX_READ, SHORTEST_READ) if data else 0)
     return bool(data)
 
 

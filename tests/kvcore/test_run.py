@@ -114,10 +114,10 @@ def test_print_gives_a_line_to_copy(capsys):
 
 def test_the_file_of_the_environment(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("KVCORE_CONFIG", "kvcore.yaml")
-    assert main(["run", "toy", "--print", "--"]) == 0
+    assert main(["run", "toy", "--print", "--", "serve"]) == 0
     assert f'"config": "{tmp_path}/kvcore.yaml"' in capsys.readouterr().out
     monkeypatch.delenv("KVCORE_CONFIG")
-    assert main(["run", "toy", "--print"]) == 0
+    assert main(["run", "toy", "--print", "--", "serve"]) == 0
     assert '"config": null' in capsys.readouterr().out
 
 
@@ -132,23 +132,24 @@ def test_a_version_that_was_not_tested_is_refused(capsys, monkeypatch):
 
 def test_an_engine_that_could_not_work_is_not_started(capsys, monkeypatch):
     monkeypatch.setenv("TOY_LEVEL", "warning")
-    assert main(["run", "toy", "--print"]) == 0
+    assert main(["run", "toy", "--print", "--", "serve"]) == 0
     capsys.readouterr()
     monkeypatch.setenv("TOY_LEVEL", "error")
-    assert main(["run", "toy", "--untested", "--print"]) == 1
+    assert main(["run", "toy", "--untested", "--print", "--", "serve"]) == 1
     assert capsys.readouterr().err == "kvcore: toy: it has no wheels. Next: give it some\n"
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["old", "--"], "kvcore run cannot start 'old'. Start it so: old serve MODEL"),
+        (["old", "--"], "kvcore run cannot start 'old'. Start it so:\n\n    old serve MODEL\n"),
+        (["toy"], "the words of toy's own command are missing: write them behind `--`, as in kvcore run toy -- serve"),
         (["toy", "--via", "side", "--"], "--via side: toy uses kvcore via front or back"),
         (["tyo", "--"], "Did you mean 'toy'?"),
         (["toy", "serve", "--port", "1"], "unrecognized arguments: serve --port 1: what is the engine's stands behind"),
         (["toy", "--port", "1", "--", "serve"], "unrecognized arguments: --port 1"),
-        (["toy", "--set", "l1.size=2", "--"], "l1.size"),
-        (["toy", "--config", "nothere.yaml", "--"], "nothere.yaml"),
+        (["toy", "--set", "l1.size=2", "--", "serve"], "l1.size"),
+        (["toy", "--config", "nothere.yaml", "--", "serve"], "nothere.yaml"),
         ([], "required: ENGINE"),
     ],
 )

@@ -78,6 +78,29 @@ def test_below_vllms_own_offloading() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "nbytes"),
+    [
+        (["--kv-offloading-size", "8"], 8 << 30),
+        (["--kv_offloading_size=0.5"], 1 << 29),
+        (["--kv-offloading-s", "2"], 2 << 30),
+    ],
+)
+def test_the_size_of_vllms_own_offloading_is_that_of_its_tier(words: list[str], nbytes: int) -> None:
+    """The flag itself would make vLLM use a connector without kvcore."""
+    made = launch(*words, "--port", "1", via="tier")
+    assert transfer(made.command)["kv_connector_extra_config"]["cpu_bytes_to_use"] == nbytes
+    assert made.command[-6:-2] == ("serve", "M", "--port", "1")
+    made = launch(*words, FLAG, json.dumps({"kv_connector_extra_config": {"secondary_tiers": []}}), via="tier")
+    assert transfer(made.command)["kv_connector_extra_config"]["cpu_bytes_to_use"] == nbytes
+
+
+@pytest.mark.parametrize("words", [["-pp", "1"], ["--pipeline-parallel-size=1"], ["--port", "2"], ["-tp", "2"]])
+def test_what_is_not_parallel_in_a_way_that_the_connector_refuses(words: list[str]) -> None:
+    assert launch(*words).command[-4 - len(words) : -2] == ("serve", "M", *words)
+    assert transfer(launch("-pp", "2", via="tier").command) == OFFLOADING
+
+
+@pytest.mark.parametrize(
     "form", [(FLAG, "{}"), ("--kv_transfer_config", "{}"), (f"{FLAG}={{}}",), ("--kv-transfer", "{}")]
 )
 @pytest.mark.parametrize(
@@ -144,6 +167,15 @@ def test_what_the_user_wrote_is_kept(form: tuple[str, ...], given: Any, more: An
         ([FLAG, '{"kv_connector_extra_config":[]}'], {}, "kv_connector_extra_config must be a JSON object"),
         ([FLAG], {}, "its value is missing"),
         (["--kv-offloading-size", "4"], {}, "--kv-offloading-size makes vLLM offload by a connector of its own"),
+        (["--kv-offloading-size", "x"], {"via": "tier"}, "--kv-offloading-size x: write a number of GiB above 0"),
+        (["--kv-offloading-size=0"], {"via": "tier"}, "write a number of GiB above 0"),
+        (["--kv-offloading-size"], {"via": "tier"}, "write a number of GiB above 0"),
+        (["--kv-offloading-size", "4", FLAG, '{"kv_connector_extra_config":{"cpu_bytes_to_use":7}}'], {"via": "tier"},
+         "has cpu_bytes_to_use, and --kv-offloading-size says another size"),
+        (["--pipeline-parallel-size", "2"], {}, "works with tensor parallel only; kvcore below vLLM's own"),
+        (["-pp=2"], {}, "-pp: KVCoreConnector works with tensor parallel only"),
+        (["--decode_context_parallel_size=2"], {}, "works with tensor parallel only"),
+        (["-pcp", "4"], {}, "works with tensor parallel only"),
         ([], {"via": "tier", "role": "decode"}, "--role decode needs the connector"),
         ([FLAG, '{"kv_connector_extra_config":{"secondary_tiers":{}}}'], {"via": "tier"}, "must be a list of mappings"),
     ],

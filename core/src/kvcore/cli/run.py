@@ -5,6 +5,7 @@ import os
 import shlex
 import signal
 import sys
+from textwrap import indent
 from typing import NoReturn
 
 from kvcore.api.engine import EngineIntegration, Launch, LaunchRequest
@@ -39,6 +40,11 @@ def run(args: argparse.Namespace) -> int:
     registry = registry_from_env()
     integration: EngineIntegration = registry.create("engine", PluginSpec(args.engine, {}, "engine"))
     via = _way(args.engine, integration, args.via)
+    if not args.words:
+        raise ConfigError(
+            f"the words of {args.engine}'s own command are missing: write them behind `--`, as in "
+            f"kvcore run {args.engine} -- serve MODEL"
+        )
     request = _request(args, via, registry)
     for finding in integration.check():
         if finding.level == "error":
@@ -57,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 def _way(name: str, integration: EngineIntegration, wanted: str | None) -> str:
     ways = integration.ways
     if not ways:
-        raise PluginError(f"kvcore run cannot start {name!r}. Start it so: {integration.usage()}")
+        raise PluginError(f"kvcore run cannot start {name!r}. Start it so:\n\n{indent(integration.usage(), '    ')}\n")
     if wanted is not None and wanted not in ways:
         raise ConfigError(f"--via {wanted}: {name} uses kvcore via {' or '.join(ways)}")
     return wanted or ways[0]

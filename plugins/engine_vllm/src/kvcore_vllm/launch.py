@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,13 @@ from kvcore_vllm.options import PREFIX
 from kvcore_vllm.register import NAME, TIER, TIER_MODULE, TIER_NAME
 
 FLAG = "--kv-transfer-config"
+OFFLOADING = "--kv-offloading-size"
+PARALLEL = {
+    "--pipeline-parallel-size": ("-pp", "--pi"),
+    "--prefill-context-parallel-size": ("-pcp", "--prefill-context"),
+    "--decode-context-parallel-size": ("-dcp", "--decode-context"),
+}
+"""Flag -> its short form, and the shortest that we take for it."""
 ROLES = {"both": "kv_both", "prefill": "kv_producer", "decode": "kv_consumer"}
 
 Transfer = dict[str, Any]
@@ -19,15 +27,21 @@ Transfer = dict[str, Any]
 
 def with_kvcore(request: LaunchRequest) -> tuple[list[str], list[str]]:
     """The user's words with vLLM's flag, and what of them is new. Raises `ConfigError` when they cannot go together."""
-    words = list(request.words)
-    _no_offloading(words)
+    words, offloaded = _offloading(list(request.words), request.via)
+    if request.via == "connector":
+        _no_parallel(words)
+    if offloaded is not None:
+        request = replace(request, l1_bytes=offloaded)
     found = _flag(words)
     if found is None:
         _not_in_a_file(words)
         text = _text(_connector(request) if request.via == "connector" else _tier(request))
         return [*words, FLAG, text], [FLAG, text]
     at, count, given = found
-    merged = _text(_merge(_parse(given), request))
+    made = _merge(_parse(given), request)
+    if offloaded is not None and made["kv_connector_extra_config"]["cpu_bytes_to_use"] != offloaded:
+        raise ConfigError(f"{FLAG} has cpu_bytes_to_use, and {OFFLOADING} says another size: give it in one place")
+    merged = _text(made)
     if _parse(merged) == _parse(given):
         return words, []
     words[at : at + count] = [FLAG, merged]
@@ -158,12 +172,38 @@ def _names(word: str, flag: str, shortest: str) -> bool:
     return flag.startswith(name) and name.startswith(shortest)
 
 
-def _no_offloading(words: Sequence[str]) -> None:
-    for word in words:
-        if _names(word, "--kv-offloading-size", "--kv-offloading-s"):
+def _offloading(words: list[str], via: str) -> tuple[list[str], int | None]:
+    """The words without vLLM's own switch for its offloading, whose connector would be another, and the bytes that it
+    named."""
+    at = next((i for i, word in enumerate(words) if _names(word, OFFLOADING, "--kv-offloading-s")), None)
+    if at is None:
+        return words, None
+    name, equals, text = words[at].partition("=")
+    if via != "tier":
+        raise ConfigError(
+            f"{name} makes vLLM offload by a connector of its own, and it takes one: leave it out, or have kvcore "
+            "below vLLM's offloading with: kvcore run vllm --via tier"
+        )
+    text = text if equals else "".join(words[at + 1 : at + 2])
+    try:
+        nbytes = int(float(text) * (1 << 30))
+    except (ValueError, OverflowError):
+        nbytes = 0
+    if nbytes <= 0:
+        raise ConfigError(f"{name} {text}: write a number of GiB above 0")
+    return words[:at] + words[at + (1 if equals else 2) :], nbytes
+
+
+def _no_parallel(words: Sequence[str]) -> None:
+    """What the connector refuses when vLLM starts, half a minute later."""
+    for i, word in enumerate(words):
+        name, equals, text = word.partition("=")
+        flag = next((f for f, (short, least) in PARALLEL.items() if name == short or _names(word, f, least)), None)
+        text = text if equals else "".join(words[i + 1 : i + 2])
+        if flag is not None and text.isdecimal() and int(text) > 1:
             raise ConfigError(
-                f"{word.partition('=')[0]} makes vLLM offload by a connector of its own, and it takes one: leave it "
-                "out, or have kvcore below vLLM's offloading with: kvcore run vllm --via tier"
+                f"{name}: KVCoreConnector works with tensor parallel only; kvcore below vLLM's own offloading works "
+                "with this, too: kvcore run vllm --via tier"
             )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent
 PHASES = ("cold", "hot")
-TIMEOUT_S = 1700
+TIMEOUT_S = 850
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ $(VENV)-sglang/.ready: requirements/sglang-cpu.txt $(addsuffix /pyproject.toml,$
 	@$(SGLANG_PIP) install --no-deps '$(TORCH)' || { echo "No configured package index holds $(TORCH): set PIP_EXTRA_INDEX_URL to an index of CPU builds of PyTorch and run make again."; exit 1; }
 	@echo "3/4 SGLang and what it needs"
 	@$(SGLANG_PIP) install --no-deps -r requirements/sglang-cpu.txt
+	@sh requirements/debian.sh "SGLang, which compiles its hashes," g++ libssl-dev ninja-build
 	@echo "4/4 kvcore and its plugins, editable"
 	@$(SGLANG_PIP) install --no-deps --no-build-isolation $(addprefix -e ,$(PACKAGES))
 	@touch $@

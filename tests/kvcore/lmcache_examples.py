@@ -110,9 +110,9 @@ YAML: tuple[tuple[str, str, dict[str, Any], set[str]], ...] = (
         "  aws_access_key_id: AKIA\n  aws_secret_access_key: hunter2\n",
         {"l1": {"size": "10GiB"}},
         {
-            "save_unfull_chunk", "remote_url", "extra_config.s3_num_io_threads", "extra_config.s3_prefer_http2",
-            "extra_config.s3_region", "extra_config.s3_enable_s3express", "extra_config.aws_access_key_id",
-            "extra_config.aws_secret_access_key",
+            "save_unfull_chunk", "remote_url", "remote_serde", "extra_config.s3_num_io_threads",
+            "extra_config.s3_prefer_http2", "extra_config.s3_region", "extra_config.s3_enable_s3express",
+            "extra_config.aws_access_key_id", "extra_config.aws_secret_access_key",
         },
     ),
     (
@@ -311,6 +311,44 @@ YAML: tuple[tuple[str, str, dict[str, Any], set[str]], ...] = (
         },
     ),
     (
+        "redis by the plugin's own name",
+        'remote_storage_plugins: ["redis.one"]\nremote_serde: naive\nextra_config:\n'
+        "  remote_storage_plugin.redis.redis_url: redis://host:6379\n",
+        {"l1": L1_5, "l2": [{"storage": {"plugin": "redis", "url": "redis://host:6379"}}]},
+        set(),
+    ),
+    (
+        "redis by a name that LMCache does not read",
+        'remote_storage_plugins: ["redis"]\nextra_config:\n'
+        "  remote_storage_plugin.redis.url: redis://me:hunter2@host:6379\n",
+        {
+            "l1": L1_5,
+            "l2": [
+                {
+                    "storage": {
+                        "plugin": "redis",
+                        "url": "redis://host:6379",
+                        "password_env": "REDIS_PASSWORD",
+                        "username": "me",
+                    }
+                }
+            ],
+        },
+        set(),
+    ),
+    (
+        "redis by remote_url",
+        'remote_storage_plugins: ["redis"]\nremote_url: redis://host:6379\n',
+        {"l1": L1_5, "l2": [{"storage": {"plugin": "redis", "url": "redis://host:6379"}}]},
+        set(),
+    ),
+    (
+        "plugins without an address",
+        'remote_storage_plugins: ["redis", "fs.one"]\nremote_serde: naive\nblocking_timeout_secs: 3\n',
+        {"l1": L1_5},
+        {"remote_storage_plugins", "remote_serde", "blocking_timeout_secs"},
+    ),
+    (
         "of another form",
         "cache_config:\n  chunk_size: 131072\nlogging:\n  level: INFO\n",
         {"l1": L1_5},
@@ -319,7 +357,7 @@ YAML: tuple[tuple[str, str, dict[str, Any], set[str]], ...] = (
 )  # fmt: skip
 
 _RESP = '{"type": "resp", "host": "localhost", "port": 6379, "num_workers": 8, "max_capacity_gb": 10, "eviction": {}}'
-_SOCKET = {"url": "unix:///run/kvcore.sock"}
+_SOCKET = {"url": "unix:///run/kvcore/kvcore.sock"}
 
 FLAGS: tuple[tuple[str, list[str], dict[str, Any], set[str]], ...] = (
     (
@@ -374,7 +412,7 @@ FLAGS: tuple[tuple[str, list[str], dict[str, Any], set[str]], ...] = (
          ' "tls_enable": true, "ttl_seconds": 60, "serde": {"type": "fp8"}}'],
         {
             "l1": {"size": "20GiB", "lease": "300s"},
-            "server": {"url": "unix:///run/kvcore.sock", "http": "127.0.0.1:9000"},
+            "server": {"url": "unix:///run/kvcore/kvcore.sock", "http": "127.0.0.1:9000"},
             "l2": [
                 {
                     "storage": {

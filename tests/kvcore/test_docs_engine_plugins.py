@@ -1,11 +1,15 @@
 """What docs/engine-plugins.md shows works: its files are written out and run, and print what it says."""
 
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+
+from kvcore.testing.servers.kvcore import KVCoreServer
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "engine-plugins.md").read_text()
 
@@ -47,3 +51,17 @@ def test_its_files_are_as_the_linter_wants_them(folder: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stdout
+
+
+def test_the_store_faces_demo_over_a_server(folder: Path) -> None:
+    """`server:` beside `l2` is all that changes: the demo waits until it is connected."""
+    tiers = {"l1": {"size": "16MiB"}, "l2": [], "lookup_timeout": "20s"}
+    with tempfile.TemporaryDirectory(prefix="kv") as short, KVCoreServer(Path(short), tiers) as server:
+        for name in ("page_cache.py", "demo.py"):
+            shutil.copy(folder / name, short)
+        (Path(short) / "kvcore.yaml").write_text(f"server: {server.url}\nl2:\n  - storage: memory\n")
+        done = subprocess.run(
+            [sys.executable, "demo.py"], cwd=short, capture_output=True, text=True, timeout=120, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [line.strip() for line in dict(RUNS)["demo.py"].splitlines()]

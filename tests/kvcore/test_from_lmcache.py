@@ -183,3 +183,44 @@ def test_what_is_refused(
 def test_nothing_to_convert(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["config", "from-lmcache"]) == 1
     assert "give LMCache's YAML file, or --env" in capsys.readouterr().err
+
+
+def test_what_is_not_in_the_file_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "lmcache.yaml"
+    file.write_text("save_decode_cache: true\nremote_url: redis://host:6379\nremote_serde: naive\n")
+    config, lines = converted(capsys, str(file))
+    told = {line["setting"].partition(":")[0]: line for line in lines}
+    assert "serde" not in config["l2"][0]
+    for name in ("save_decode_cache", "remote_serde"):
+        assert told[name]["verdict"] == "kept"
+        assert told[name]["why"].startswith("the default")
+
+
+def test_how_generated_tokens_are_not_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By words behind kvcore run's `--`, which say them in full and are what the connector reads."""
+    file = tmp_path / "lmcache.yaml"
+    file.write_text("save_decode_cache: false\n")
+    _, lines = converted(capsys, str(file))
+    (told,) = [line for line in lines if line["setting"].startswith("save_decode_cache")]
+    _, flag, value = told["why"].rpartition("--kv-transfer-config ")
+    assert told["verdict"] == "changed"
+    assert flag
+    assert json.loads(value.strip("'")) == {"kv_connector_extra_config": {"kvcore.save_decode": False}}
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("remote_url: nonsense\nlocal_disk: ''\n", "remote_url"),
+        ("remote_storage_plugins: [redis]\nremote_url: 7\n", "remote_storage_plugins, remote_url"),
+        ("max_local_cpu_size: 2\n", None),
+        ("remote_url: nonsense\nlocal_disk: /cache\n", None),
+    ],
+)
+def test_that_no_tier_is_left(text: str, named: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "lmcache.yaml"
+    file.write_text(text)
+    assert run(["config", "from-lmcache", str(file), "--out", str(tmp_path / "kvcore.yaml")]) == 0
+    found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning:")]
+    expected = [f"warning: no tier is left of {named}: what leaves L1 is lost. Add one to `l2` (docs/plugins.md)"]
+    assert found == (expected if named else [])

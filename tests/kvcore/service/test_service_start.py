@@ -233,7 +233,7 @@ def test_forms_of_the_configuration(tmp_path: Path, text: str, env: dict[str, st
     [
         (
             "server: kvcore.sock\n",
-            "'kvcore.sock' is no address: write unix:///run/kvcore.sock, or tcp://127.0.0.1:7600",
+            "'kvcore.sock' is no address: write unix:///run/kvcore/kvcore.sock, or tcp://127.0.0.1:7600",
         ),
         ("server: unix://kvcore.sock\n", "the path of a socket is absolute"),
         (f"server: unix:///{'x' * 120}\n", "has at most 107 bytes"),

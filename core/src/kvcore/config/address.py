@@ -1,4 +1,4 @@
-"""Where a server listens: `unix:///run/kvcore.sock`, or `tcp://127.0.0.1:7600`."""
+"""Where a server listens: `unix:///run/kvcore/kvcore.sock`, or `tcp://127.0.0.1:7600`."""
 
 import re
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from kvcore.api.units import brief
 
 MAX_PATH_BYTES = 107
 """The system's limit for the path of a socket."""
-_ALLOWED = "write unix:///run/kvcore.sock, or tcp://127.0.0.1:7600"
+_ALLOWED = "write unix:///run/kvcore/kvcore.sock, or tcp://127.0.0.1:7600"
 
 
 class Address(NamedTuple):

@@ -66,7 +66,7 @@ def _auto_count(value: Any) -> Any:
 def _addresses(value: Any) -> Any:
     found = tuple(parse_address(v) for v in (value if isinstance(value, list | tuple) else (value,)))
     if not found:
-        raise ValueError("no address: write one such as unix:///run/kvcore.sock")
+        raise ValueError("no address: write one such as unix:///run/kvcore/kvcore.sock")
     return found
 
 
@@ -144,7 +144,7 @@ class ServerConfig(PluginConfig):
         tuple[Address, ...],
         PlainValidator(_addresses),
         PlainSerializer(lambda found: [str(a) for a in found], return_type=list, when_used="json"),
-        WithJsonSchema({"type": "string", "examples": ["unix:///run/kvcore.sock", "tcp://127.0.0.1:7600"]}),
+        WithJsonSchema({"type": "string", "examples": ["unix:///run/kvcore/kvcore.sock", "tcp://127.0.0.1:7600"]}),
     ]
     """Where it listens. An engine may list several servers: then each has a part of the engine's ranks."""
 
@@ -168,7 +168,7 @@ class ServerConfig(PluginConfig):
         if tcp and self.token is None:
             raise ValueError(f"{tcp[0]} needs a `token`: anybody on this machine can connect to it")
         if self.autostart and (tcp or len(self.url) > 1):
-            raise ValueError("`autostart` needs one address, of the form unix:///run/kvcore.sock")
+            raise ValueError("`autostart` needs one address, of the form unix:///run/kvcore/kvcore.sock")
         return self
 
 
@@ -208,8 +208,8 @@ class Config(PluginConfig):
     """Observers and wrappers to load: hooks plugins, in order."""
 
     server: ServerConfig | None = None
-    """One cache for all engines of this machine: an address such as `unix:///run/kvcore.sock`, a list of them, or a
-    mapping, see [below](#server). `kvcore serve` listens there and owns `l1`, `l2` and `hooks`; an engine connects to
+    """One cache for all engines of this machine: an address such as `unix:///run/kvcore/kvcore.sock`, a list of them, or
+    a mapping, see [below](#server). `kvcore serve` listens there and owns `l1`, `l2` and `hooks`; an engine connects to
     it. Default: the engine's process has a cache of its own."""
 
     plugins: PluginsConfig = PluginsConfig()

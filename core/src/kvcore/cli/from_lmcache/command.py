@@ -15,6 +15,8 @@ from kvcore.cli.from_lmcache.draft import Draft, Line, Setting, Verdict
 from kvcore.cli.output import paint, print_json
 from kvcore.plugins.known import PACKAGES
 
+STORES = ("local_disk", "gds_path", "weka_path", "remote_url", "remote_storage_plugins", "l2-adapter")
+"""Settings of LMCache that name a store."""
 COLOURS = {"kept": "ok", "changed": "note", "left out": "warning"}
 
 
@@ -36,20 +38,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert, and say what became of each setting. JSON: {config, lines: [{place, setting, verdict, became, why}]}."""
+    """Convert, and say what became of each setting.
+
+    JSON: {config, lines: [{place, setting, verdict, became, why}], warnings: [text]}.
+    """
     draft, read = _convert(args)
     text = _yaml(draft, " ".join(args.source) or "the environment")
     order = {setting.place: i for i, setting in reversed(list(enumerate(read)))}
     lines = sorted(draft.lines, key=lambda line: order.get(line.setting.place.partition("[")[0], len(order)))
     if args.out:
         _write(args.out, text)
+    warnings = _warnings(draft, read)
     if args.json:
-        print_json({"config": draft.ordered(), "lines": [_plain(line) for line in lines]})
+        print_json({"config": draft.ordered(), "lines": [_plain(line) for line in lines], "warnings": warnings})
         return 0
     report = sys.stdout if args.out else sys.stderr  # with the YAML on stdout, what people read goes elsewhere
     for line in lines:
         verdict = f"{line.verdict:9}"
         print(paint(verdict, COLOURS[line.verdict], report) + str(line).removeprefix(verdict), file=report)
+    for text in warnings:
+        print(f"{paint('warning:', 'warning', report)} {text}", file=report)
     print(_summary(lines, draft, args.out or "kvcore.yaml"), file=report)
     if not args.out:
         print(text, end="")
@@ -77,6 +85,14 @@ def _convert(args: argparse.Namespace) -> tuple[Draft, list[Setting]]:
             draft.leave(setting, "the environment says otherwise")
     engine.convert(read, draft)
     return draft, read
+
+
+def _warnings(draft: Draft, read: list[Setting]) -> list[str]:
+    """Stores were named, and there is not one tier."""
+    named = dict.fromkeys(s.name for s in read if s.name in STORES and s.value)
+    if not named or draft.values.get("l2"):
+        return []
+    return [f"no tier is left of {', '.join(named)}: what leaves L1 is lost. Add one to `l2` (docs/plugins.md)"]
 
 
 def _yaml(draft: Draft, source: str) -> str:

@@ -64,8 +64,12 @@ class Draft:
         self._set(setting, "changed", path, value, why)
 
     def serves(self, setting: Setting, became: str, why: str = "", verdict: Verdict = "kept") -> None:
-        """Part of what another setting has become, or what kvcore does anyway."""
+        """Part of what another setting has become."""
         self.lines.append(Line(setting, verdict, became, why))
+
+    def default(self, setting: Setting, became: str, why: str = "") -> None:
+        """What kvcore does anyway, so that the file need not say it."""
+        self.lines.append(Line(setting, "kept", became, f"the default: {why}" if why else "the default"))
 
     def leave(self, setting: Setting, why: str) -> None:
         """There is nothing like it in kvcore."""

@@ -19,6 +19,12 @@ ALIASES = {
 POLICIES = ("lru", "lfu", "fifo", "mru")
 CONNECTOR = "of the vLLM connector: "
 DEFAULT_L1_GIB = 5.0
+NO_DECODE = (
+    "not in this file: kvcore run vllm --config kvcore.yaml -- serve MODEL --kv-transfer-config "
+    """'{"kv_connector_extra_config":{"kvcore.save_decode":false}}'"""
+)
+REDIS_URL = "remote_storage_plugin.redis.redis_url"
+"""The only name by which LMCache's plugin `redis` finds its server, beside `redis_url` and `remote_url`."""
 
 NO_STORE = (
     "kvcore has no storage for it. One is a class of 40 lines: kvcore new-plugin storage NAME; "
@@ -55,7 +61,7 @@ WHY_NOT = (
     (r".*hidden_state.*", "kvcore keeps KV only"),
     (r"track_usage|usage_.*|request_telemetry_.*", "kvcore reports nothing to anybody"),
     (r"py_enable_gc|disable_banner|use_experimental|mq_timeout|device_backend", "it has no meaning in kvcore"),
-    (r"mp_host|mp_port", "the address of LMCache's server: kvcore's is `server: unix:///run/kvcore.sock`"),
+    (r"mp_host|mp_port", "the address of LMCache's server: kvcore's is `server: unix:///run/kvcore/kvcore.sock`"),
     (r"(maru|eic)_.*|audit_actual_remote_url|extra_config\.(remote_storage_plugin|eic|maru|azure).*", NO_STORE),
     (r"extra_config\.(s3_|aws_|disable_tls).*", "there is no s3 tier"),
     (r"extra_config\.save_chunk_meta|extra_config\.fs_connector_.*", stores.OWN_PACE),
@@ -129,8 +135,10 @@ def _behaviour(options: Options, draft: Draft) -> None:
         else:
             draft.change(level, "log_level", "error" if name == "critical" else "info", "kvcore has no such level")
     if (decode := options.take("save_decode_cache")) is not None:
-        became = f'"kvcore.save_decode": {str(yes(decode.value)).lower()}'
-        draft.serves(decode, became, CONNECTOR + "write it into kv_connector_extra_config", "changed")
+        if yes(decode.value):
+            draft.default(decode, "kvcore.save_decode: true")
+        else:
+            draft.serves(decode, "kvcore.save_decode: false", NO_DECODE, "changed")
 
 
 def _time(draft: Draft, setting: Setting, path: str) -> None:
@@ -183,7 +191,7 @@ def _nixl(options: Options, extra: Options, draft: Draft) -> None:
     inner = [Setting(place, f"nixl_backend_params.{name}", value) for name, value in given.items()]
     path = stores.nixl(draft, backend, Options(inner, "nixl_backend_params."), extra.take("nixl_path"))
     if (direct := extra.take("use_direct_io")) is not None:
-        draft.serves(direct, f"{path}.direct: auto", "O_DIRECT wherever the file system takes it")
+        draft.default(direct, f"{path}.direct: auto", "O_DIRECT wherever the file system takes it")
     for name in ("nixl_pool_size", "nixl_presence_cache", "nixl_async_put"):
         if (setting := extra.take(name)) is not None:
             draft.leave(setting, stores.OWN_PACE)
@@ -194,44 +202,61 @@ def _nixl(options: Options, extra: Options, draft: Draft) -> None:
 
 def _remote(options: Options, extra: Options, draft: Draft) -> None:
     plugins, url = options.take("remote_storage_plugins"), options.take("remote_url")
+    before = len(draft.values.get("l2", []))
     if plugins is not None and plugins.value:
         names = plugins.value if isinstance(plugins.value, list) else str(plugins.value).split(",")
         for name in map(str.strip, map(str, names)):
-            _plugin(plugins, name, extra, draft)
+            _plugin(plugins, name, url, extra, draft)
     elif plugins is not None:
         draft.serves(plugins, "no remote tier")
-    before = len(draft.values.get("l2", []))
     if url is not None and url.value:
         _url(url, extra, draft)
     elif url is not None:
         draft.serves(url, "no remote tier")
-    remote = len(draft.values.get("l2", [])) > before or bool(plugins)
+    remote = len(draft.values.get("l2", [])) > before
     if (serde := options.take("remote_serde")) is not None:
-        if str(serde.value).lower() in ("naive", "none", ""):
-            draft.serves(serde, "serde: []", "kvcore's tiers store the bytes as they are, with a checksum")
-        else:
+        if str(serde.value).lower() not in ("naive", "none", ""):
             draft.leave(serde, "lossy; kvcore-zstd compresses without loss: `serde: [zstd]`")
+        elif remote:
+            draft.default(serde, "serde: []", "the bytes as they are, with a checksum")
+        else:
+            draft.leave(serde, "there is no remote tier")
     if (wait := options.take("blocking_timeout_secs")) is not None:
-        if remote and draft.values.get("l2"):
+        if remote:
             _time(draft, wait, f"l2[{len(draft.values['l2']) - 1}].timeout")
         else:
             draft.leave(wait, "nothing remote to wait for")
 
 
-def _plugin(setting: Setting, name: str, extra: Options, draft: Draft) -> None:
+def _plugin(setting: Setting, name: str, url: Setting | None, extra: Options, draft: Draft) -> None:
     kind, prefix = name.partition(".")[0], f"remote_storage_plugin.{name}."
     if kind == "fs" and (where := extra.take(prefix + "base_path", "fs_base_path")) is not None:
         draft.serves(setting, f"a tier with the storage disk, for {name}")
         paths = [part.strip() for part in str(where.value).split(",")]
         stores.disk(draft, where, paths, direct=extra.take("fs_connector_use_odirect"))
     elif kind == "redis":
-        where = extra.take(prefix + "redis_url", "redis_url") or Setting(
-            "default", "redis_url", "redis://localhost:6379"
-        )
-        draft.serves(setting, "a tier with the storage redis")
-        stores.redis(draft, where, str(where.value), extra)
+        _redis(setting, name, url, extra, draft)
+    elif kind == "fs":
+        draft.leave(setting, f"{name}: no directory: extra_config has no {prefix}base_path")
     else:
         draft.leave(setting, f"{name}: {NO_STORE}")
+
+
+def _redis(setting: Setting, name: str, url: Setting | None, extra: Options, draft: Draft) -> None:
+    own = (f"remote_storage_plugin.{name}.redis_url", f"remote_storage_plugin.{name}.url")
+    where = extra.take(REDIS_URL, "redis_url")
+    other = extra.take(*own) if where is None else None
+    if where is not None or other is not None:
+        draft.serves(setting, "a tier with the storage redis")
+        found = where or other
+        assert found is not None
+        path = stores.redis(draft, found, str(found.value), extra)
+        if other is not None:
+            draft.serves(other, f"{path}.url", f"LMCache itself reads only {REDIS_URL}", "changed")
+    elif url is not None and url.value:
+        draft.serves(setting, "the tier of remote_url", "LMCache finds its address there")
+    else:
+        draft.leave(setting, f"{name}: no address: extra_config has no {REDIS_URL}, and LMCache tries localhost:6379")
 
 
 def _url(setting: Setting, extra: Options, draft: Draft) -> None:

@@ -8,7 +8,7 @@ from kvcore.cli.from_lmcache import stores
 from kvcore.cli.from_lmcache.draft import Draft, Setting, as_number, gib
 from kvcore.cli.from_lmcache.stores import Options, seconds
 
-SOCKET = "unix:///run/kvcore.sock"
+SOCKET = "unix:///run/kvcore/kvcore.sock"
 ALIASES = {"cpu-buffer-size": "l1-size-gb"}
 POLICIES = {
     "LRU": ("lru", ""),
@@ -60,7 +60,7 @@ def convert(settings: Iterable[Setting], draft: Draft) -> None:
     for number, setting in enumerate(s for s in all_flags if s.name == "l2-adapter"):
         _adapter(setting, number, draft)
     if store_policy is not None and store_policy.value == "default":
-        draft.serves(store_policy, "write: all")
+        draft.default(store_policy, "write: all")
     elif store_policy is not None:
         draft.leave(store_policy, "kvcore's L1 keeps what fits while it is not needed otherwise")
     for setting in options.rest():

@@ -117,7 +117,7 @@ def disk(draft: Draft, where: Setting, paths: list[str], *, direct: Setting | No
     else:
         draft.keep(where, f"{path}.path", paths[0], "what LMCache left there is not read")
     if direct is not None and yes(direct.value):
-        draft.serves(direct, f"{path}.direct: auto", "O_DIRECT wherever the file system takes it")
+        draft.default(direct, f"{path}.direct: auto", "O_DIRECT wherever the file system takes it")
     elif direct is not None:
         draft.keep(direct, f"{path}.direct", "off")
     return path
@@ -145,7 +145,7 @@ def redis(draft: Draft, where: Setting, url: str, options: Options, *, cluster: 
     if mode is not None and (yes(mode.value) or mode.value == "cluster"):
         draft.keep(mode, f"{path}.cluster", True)
     elif mode is not None:
-        draft.serves(mode, f"{path}.cluster: false")
+        draft.default(mode, f"{path}.cluster: false")
     elif cluster:
         draft.put(f"{path}.cluster", True)
     if scheme == "redis-sentinel":
@@ -256,11 +256,11 @@ def capacity(draft: Draft, options: Options, path: str) -> None:
     if limit is not None:
         value = gib(limit.value)
         if value is None:
-            draft.serves(limit, "no limit")
+            draft.default(limit, "no limit")
         elif plugin == "mooncake":
             draft.leave(limit, "Mooncake's master keeps to the pool's capacity")
         else:
             draft.keep(limit, f"{path if plugin == 'disk' else tier}.capacity", value)
     policy = options.take("eviction")
     if policy is not None:
-        draft.serves(policy, f"{tier}.eviction: lru", "kvcore evicts as room is needed, without watermarks", "changed")
+        draft.serves(policy, f"{tier}.eviction: lru", "the default; as room is needed, without watermarks", "changed")

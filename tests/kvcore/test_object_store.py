@@ -413,3 +413,19 @@ def test_the_namespace_of_a_group_is_pinned() -> None:
     assert one == model()
     names = [namespace(m, 16, "test/1", [], "", "") for m in (one, *StoreSpace(two, "test/1", "").groups())]
     assert [name.hex() for name in names] == GOLDEN
+
+
+@pytest.mark.parametrize("storage", ["plugin: memory", "plugin: disk, path: FOLDER/disk"])
+@pytest.mark.parametrize("fit", [4, 30])
+def test_of_a_batch_larger_than_a_tier_the_front_is_kept(make: Make, storage: str, fit: int) -> None:
+    """`True` is not said of what the same batch has pushed out, and what is kept is no matter of chance."""
+    capacity = fit * (4096 + -(-NBYTES // 4096) * 4096)
+    store = make(f"l2: [{{storage: {{{storage}, capacity: {capacity}B}}}}]\n")
+    space = store.register(model(), "test/1")
+    for round_ in range(3):
+        keys = hashes(3 * fit, str(round_))
+        stored = put(store, space, keys)
+        kept = stored.index(False)
+        assert fit <= kept < 2 * fit
+        assert stored == [True] * kept + [False] * (3 * fit - kept)
+        assert store.exists(space, keys) == got(store, space, keys) == stored

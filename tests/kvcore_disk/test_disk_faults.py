@@ -16,10 +16,11 @@ import pytest
 from disk_child import Children, blob, is_whole, key_of
 from disk_place import CONTROL, account_locked, files, make_disk, opened, unfinished
 
-from kvcore.api import MISSING, STORED, Failed, Loaded, StorageError
+from kvcore.api import MISSING, STORED, Failed, Item, Loaded, StorageError
 from kvcore.testing.driver import Driver
 from kvcore.testing.memory import Room, source
 from kvcore_disk.paths import object_path
+from kvcore_disk.storage import DiskStorage
 
 MIB = 1 << 20
 Mount = Callable[[str, int], Path]
@@ -101,9 +102,8 @@ def test_an_object_replaced_by_something_else_is_stored_again(tmp_path: Path, wh
                 listener.close()
         assert get(driver, 1) is None
         assert driver.exists([key_of(1)]) == [False]
-        if what != "directory":
-            assert put(driver, 1) == STORED
-            assert get(driver, 1) is not None
+        assert put(driver, 1) == STORED
+        assert get(driver, 1) is not None
 
 
 def test_a_file_system_out_of_inodes(mounted: Mount) -> None:
@@ -408,7 +408,7 @@ def test_foreign_files_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureF
     assert place(tmp_path, 53).is_fifo()
     with opened(tmp_path, "1MiB") as driver:
         assert put(driver, 50) == STORED  # the link goes, what it pointed to stays
-        assert isinstance(put(driver, 52), Failed)
+        assert put(driver, 52) == STORED  # and so does an empty directory
         assert unfinished(tmp_path) == ["notes"]
         with account_locked(tmp_path) as counted:
             assert counted == sum(e.nbytes + -e.nbytes % 4096 for e in driver.entries())
@@ -449,3 +449,85 @@ def test_calls_outside_of_open_and_close_are_harmless(tmp_path: Path) -> None:
     storage.close()
     storage.close()
     assert isinstance(storage.store([source(key_of(0), b"late")])[0], Failed)
+
+
+# -- a batch that does not fit ---------------------------------------------------------------------------------------
+
+
+def batch(numbers: range, nbytes: int) -> list[Item]:
+    return [source(key_of(i), blob(i, nbytes), (4096,)) for i in numbers]
+
+
+def test_of_a_batch_larger_than_the_capacity_the_front_is_kept(tmp_path: Path) -> None:
+    """What was there before goes; what was accepted stays; the rest is refused, each time in the same way."""
+    root = tmp_path / "objects"
+    for policy in ("lru", "fifo", "lfu", "mru"):
+        with opened(root / policy, f"{4 * (MIB + 4096)}B", eviction=policy) as driver:
+            assert [put(driver, 100 + i, MIB) for i in range(4)] == [STORED] * 4
+            for round_ in range(3):
+                numbers = range(20 * round_, 20 * round_ + 12)
+                outcomes = driver.store(batch(numbers, MIB))
+                assert outcomes[:4] == [STORED] * 4
+                assert {o.kind for o in outcomes[4:] if isinstance(o, Failed)} == {"full"}
+                assert len(outcomes) == 12
+                there = [is_whole(get(driver, i) or b"") for i in numbers]
+                assert there == [True] * 4 + [False] * 8
+            assert put(driver, 200, MIB) == STORED, "nothing stays pinned"
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+def test_of_a_batch_larger_than_the_file_system_the_front_is_kept(mounted: Mount, kind: str) -> None:
+    root = mounted(kind, 8) / "objects"
+    with opened(root, "1GiB") as driver:
+        usage = driver.usage()
+        assert usage is not None
+        assert usage.capacity_bytes is not None
+        assert usage.capacity_bytes <= 8 * MIB, "what the file system leaves"
+        outcomes = driver.store(batch(range(20), MIB))
+        kept = outcomes.count(STORED)
+        assert kept >= 6
+        assert outcomes[:kept] == [STORED] * kept
+        assert {o.kind for o in outcomes[kept:] if isinstance(o, Failed)} == {"full"}
+        assert [is_whole(get(driver, i) or b"") for i in range(20)] == [True] * kept + [False] * (20 - kept)
+        assert put(driver, 30, MIB) == STORED
+        assert sum(get(driver, i) is not None for i in range(20)) >= kept - 2, "little more is given up than is needed"
+        assert unfinished(root) == []
+
+
+# -- odd entries -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory"])
+def test_an_odd_entry_is_a_miss_of_one_object(tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str) -> None:
+    """It says nothing of the file system, and goes when its object is stored again."""
+    root = tmp_path / "objects"
+    with opened(root, "64MiB") as driver:
+        assert isinstance(driver.storage, DiskStorage)
+        assert [put(driver, i) for i in (1, 2)] == [STORED] * 2
+        direct = driver.storage._direct
+        path = place(root, 1)
+        path.unlink()
+        os.mkfifo(path) if kind == "fifo" else path.mkdir()
+        assert get(driver, 1) is None
+        assert get(driver, 2) is not None
+        assert driver.storage._direct == direct
+        assert "O_DIRECT" not in caplog.text or not direct
+        assert put(driver, 1) == STORED
+        assert get(driver, 1) is not None
+
+
+def test_a_directory_that_is_not_empty_is_left_alone_and_named(tmp_path: Path) -> None:
+    root = tmp_path / "objects"
+    with opened(root, "64MiB") as driver:
+        assert put(driver, 1) == STORED
+        path = place(root, 1)
+        path.unlink()
+        path.mkdir()
+        (path / "somebodys").touch()
+        refused = put(driver, 1)
+        assert isinstance(refused, Failed)
+        assert str(path) in refused.reason
+        assert refused.kind == "corrupt", "an answer: the storage works"
+        assert (path / "somebodys").exists()
+        assert put(driver, 2) == STORED
+        assert unfinished(root) == []

@@ -250,7 +250,8 @@ def test_two_storages_evict_each_others_objects(tmp_path: Path) -> None:
             (outcome,) = one.load([room.item(key_of(i))])
             assert isinstance(outcome, Loaded) is (i in held(one))
         put(one, *range(20, 30))
-        put(two, *range(60, 75))
+        put(two, *range(60, 70))
+        put(two, *range(70, 75))
         assert held(one)[-1] == 74
         with account_locked(tmp_path) as counted:
             assert counted == sum(files(tmp_path).values()) <= MIB

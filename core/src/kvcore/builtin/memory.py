@@ -77,8 +77,15 @@ class MemoryStorage(BlockingStorage):
 
     def store(self, items: Sequence[Item]) -> list[StoreOutcome]:
         """See `Storage.store`."""
-        # From the last to the first: should the batch push itself out, the head of the prefix stays.
-        return [self._put(item) for item in reversed(items)][::-1]
+        outcomes: list[StoreOutcome] = []
+        kept: set[ObjectKey] = set()
+        for i, item in enumerate(items):
+            outcome = self._put(item, kept)
+            outcomes.append(outcome)
+            if isinstance(outcome, Failed) and outcome.kind == "full":  # the front is kept: a tail is of no use alone
+                return outcomes + [outcome] * (len(items) - i - 1)
+            kept.add(item.key)
+        return outcomes
 
     def delete(self, keys: Sequence[ObjectKey]) -> None:
         """See `Storage.delete`."""
@@ -100,7 +107,7 @@ class MemoryStorage(BlockingStorage):
         with self._lock:
             return Usage(self._nbytes, len(self._objects), self._capacity)
 
-    def _put(self, item: Item) -> StoreOutcome:
+    def _put(self, item: Item, kept: set[ObjectKey]) -> StoreOutcome:
         key, nbytes, capacity = item.key, item.nbytes, self._capacity
         if capacity is not None and nbytes > capacity:
             return Failed(f"an object of {nbytes} bytes, the capacity is {capacity}", "too_large")
@@ -111,9 +118,11 @@ class MemoryStorage(BlockingStorage):
                 self._policy.remove([key])
                 excess = self._nbytes + nbytes - capacity
                 if excess > 0:
-                    self._on_evict(self._drop(self._policy.evict(excess, _nothing_is_pinned)))
+                    self._on_evict(self._drop(self._policy.evict(excess, kept.__contains__)))
                 if self._nbytes + nbytes > capacity:
-                    return Failed("the eviction policy found no room", "full")
+                    return Failed(
+                        f"all {capacity} bytes are taken by its batch, or the eviction policy found no room", "full"
+                    )
                 self._policy.insert([key], [nbytes])
             self._objects[key] = data
             self._nbytes += nbytes
@@ -123,7 +132,3 @@ class MemoryStorage(BlockingStorage):
         gone = [Entry(key, len(self._objects.pop(key, b""))) for key in keys]
         self._nbytes -= sum(entry.nbytes for entry in gone)
         return gone
-
-
-def _nothing_is_pinned(key: object) -> bool:
-    return False

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -16,6 +17,10 @@ from kvcore.l2 import Loads, Tier, Transfer
 from kvcore.observe import logger
 
 T = TypeVar("T")
+_ASK_S = 60.0
+"""How often a tier is asked for its capacity."""
+_BLOCK = 4096
+"""Beside its payload an object takes so many bytes for its header, and what a file is rounded up to."""
 
 
 class Lent:
@@ -50,6 +55,9 @@ class _Writes:
         self.all = config.write == "all"
         self.promote = config.promote
         self.reuse = Reuse() if config.write == "reused" else None
+        self.capacity = float("inf")
+        """Bytes, as the storage last said; infinite where it says nothing."""
+        self.ask_at = 0.0
 
 
 class Batches:
@@ -179,7 +187,8 @@ class Batches:
         self, tier: Tier, batch: Sequence[Transfer], held: Callable[[], bool] = lambda: True
     ) -> set[ObjectKey]:
         """Have a tier keep objects; those that it has afterwards."""
-        size = tier.batch_size(len(batch), batch[0].nbytes)
+        # A batch that may push itself out goes in one call: then the storage can keep its front, whole.
+        size = len(batch) if await self._crowds(tier, batch) else tier.batch_size(len(batch), batch[0].nbytes)
         pieces = [batch[at : at + size] for at in range(0, len(batch), size)]
         calls = [self._loop.spawn(self._write(tier, piece, held)) for piece in pieces]
         kept: set[ObjectKey] = set()
@@ -190,6 +199,18 @@ class Batches:
         if reuse is not None:
             reuse.refused(t.key for t in batch if t.key not in kept)
         return kept
+
+    async def _crowds(self, tier: Tier, batch: Sequence[Transfer]) -> bool:
+        """Does the batch take more than half of what the tier can hold?"""
+        if len(batch) == 1 or not tier.usable:
+            return False
+        writes, now = self._writes[tier.name], time.monotonic()
+        nbytes = sum(-(-t.nbytes // _BLOCK) * _BLOCK + _BLOCK for t in batch)
+        if now >= writes.ask_at or 2 * nbytes > writes.capacity:
+            usage = await tier.usage()
+            writes.ask_at = now + _ASK_S
+            writes.capacity = float("inf") if usage is None or usage.capacity_bytes is None else usage.capacity_bytes
+        return 2 * nbytes > writes.capacity
 
     async def _write(self, tier: Tier, batch: Sequence[Transfer], held: Callable[[], bool]) -> set[ObjectKey]:
         """Those of a batch that the tier has afterwards."""

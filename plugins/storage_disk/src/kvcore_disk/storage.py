@@ -38,10 +38,13 @@ _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _KINDS = {
     errno.EFBIG: "too_large",
     errno.ETIMEDOUT: "timeout",
+    errno.ENOTEMPTY: "corrupt",  # a directory in an object's place: the storage works
     **dict.fromkeys(_FULL, "full"),
     **dict.fromkeys(_READ_ONLY, "read_only"),
 }
-_SPARE_BYTES = 8 << 20  # given up at once when the file system is full before the capacity is reached
+_SPARE_BYTES = 8 << 20  # given up at once when the file system is full before the capacity is reached,
+_SPARE_PART = 16  # but no more than one part in so many of what is held
+_ATTEMPTS = 4  # to write one object into a file system that others fill, too
 
 
 class DiskStorage(BlockingStorage):
@@ -66,6 +69,9 @@ class DiskStorage(BlockingStorage):
         self._lock = threading.Lock()
         self._index: dict[ObjectKey, int] = {}  # bytes taken from the capacity
         self._hidden: set[ObjectKey] = set()  # deleted, in a directory that is read-only
+        self._kept: list[
+            set[ObjectKey]
+        ] = []  # of each `store` under way, what it has: that is not evicted for the rest
         self._folders: set[str] = set()
         self._account: Account | None = None  # None: read-only, or not open
         self._capacity = 0
@@ -120,11 +126,24 @@ class DiskStorage(BlockingStorage):
         return outcomes
 
     def store(self, items: Sequence[Item]) -> list[StoreOutcome]:
+        """Where not all of a batch fits its front is kept, for of a prefix the tail is useless without its head."""
         now_ns = time.time_ns()
-        outcomes = [self._store(item, now_ns - i) for i, item in enumerate(items)]
+        outcomes: list[StoreOutcome] = []
+        kept: set[ObjectKey] = set()
         with self._lock:
-            self._policy.touch([i.key for i, o in zip(items, outcomes, strict=True) if o is STORED][::-1])
-        return outcomes
+            self._kept.append(kept)
+        try:
+            for i, item in enumerate(items):
+                outcome = self._store(item, now_ns - i, kept)
+                outcomes.append(outcome)
+                if isinstance(outcome, Failed) and outcome.kind == "full":
+                    behind = Failed(f"{self._root}: there was no room for an object before it in its batch", "full")
+                    return [*outcomes, *[behind] * (len(items) - i - 1)]
+            return outcomes
+        finally:
+            with self._lock:
+                self._kept = [other for other in self._kept if other is not kept]
+                self._policy.touch([i.key for i, o in zip(items, outcomes, strict=False) if o is STORED][::-1])
 
     def delete(self, keys: Sequence[ObjectKey]) -> None:
         account = self._account
@@ -150,7 +169,12 @@ class DiskStorage(BlockingStorage):
             self._report(foreign)
 
     def usage(self) -> Usage:
-        return Usage(*self._counts(), self._capacity)
+        nbytes, objects = self._counts()
+        try:  # others may leave less of the file system than the capacity
+            space = os.statvfs(self._root)
+        except OSError:
+            return Usage(nbytes, objects, self._capacity)
+        return Usage(nbytes, objects, min(self._capacity, nbytes + space.f_bavail * space.f_frsize))
 
     def ping(self) -> None:
         try:
@@ -205,7 +229,7 @@ class DiskStorage(BlockingStorage):
 
     # -- storing -----------------------------------------------------------------------------------------------------
 
-    def _store(self, item: Item, now_ns: int) -> StoreOutcome:
+    def _store(self, item: Item, now_ns: int, kept: set[ObjectKey]) -> StoreOutcome:
         account, need = self._account, occupied(item.nbytes)
         if account is None:
             return Failed(f"{self._root} is not writable", "read_only")
@@ -221,20 +245,22 @@ class DiskStorage(BlockingStorage):
                 self._start_anew(account)
                 raise
             if begun is None:
-                return Failed(f"{self._root}: all {self._capacity} bytes are taken by writes in flight", "full")
+                return Failed(f"{self._root}: all {self._capacity} bytes are taken by what is being stored", "full")
             path, fd, direct = begun
             try:
                 try:
                     self._write(fd, item, now_ns, direct, account)
                 finally:
                     os.close(fd)
+                kept.add(item.key)
                 self._publish(path, item.key, need, account)
             except BaseException:
                 with contextlib.suppress(OSError), account.locked():
                     account.cancel(path)
                 raise
         except OSError as error:
-            return Failed(f"{self._root}: {error.strerror}", _KINDS.get(error.errno or 0, "io"))
+            where = error.filename2 or error.filename or self._root
+            return Failed(f"{where}: {error.strerror}", _KINDS.get(error.errno or 0, "io"))
         return STORED
 
     def _begin(self, need: int, account: Account) -> tuple[str, int, bool] | None:
@@ -251,7 +277,7 @@ class DiskStorage(BlockingStorage):
             try:
                 return path, *self._open(path, flags)
             except OSError as error:  # a file system can be out of inodes with bytes to spare
-                if error.errno not in _FULL or not self._evict(_SPARE_BYTES, account):
+                if error.errno not in _FULL or not self._evict(_spare(need, account), account):
                     raise
                 return path, *self._open(path, flags)
         except OSError:
@@ -270,16 +296,18 @@ class DiskStorage(BlockingStorage):
             self._rescan(self._account)
 
     def _write(self, fd: int, item: Item, now_ns: int, direct: bool, account: Account) -> None:
-        try:
-            went_direct = write_object(fd, item.buffers, direct=direct)
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            with account.locked():  # the file system is fuller than the capacity knows
-                if not self._evict(max(occupied(item.nbytes), _SPARE_BYTES), account):
+        went_direct = False
+        for attempt in range(_ATTEMPTS):
+            try:
+                went_direct = write_object(fd, item.buffers, direct=direct)
+                break
+            except OSError as error:
+                if error.errno not in _FULL or attempt + 1 == _ATTEMPTS:
                     raise
-            os.ftruncate(fd, 0)
-            went_direct = write_object(fd, item.buffers, direct=direct)
+                with account.locked():  # the file system is fuller than the capacity knows
+                    if not self._evict(_spare(occupied(item.nbytes), account), account):
+                        raise
+                os.ftruncate(fd, 0)
         if direct and not went_direct:
             self._no_direct()
         os.utime(fd, ns=(now_ns, now_ns))
@@ -297,6 +325,9 @@ class DiskStorage(BlockingStorage):
                 os.rename(path, final)
             except FileNotFoundError:  # someone has tidied up
                 self._make_folder(folder)
+                os.rename(path, final)
+            except IsADirectoryError:
+                os.rmdir(final)  # nothing is in it, or `OSError`
                 os.rename(path, final)
             self._know(key, nbytes)
             if replaced:
@@ -339,7 +370,8 @@ class DiskStorage(BlockingStorage):
         try:
             while freed < nbytes:
                 with self._lock:
-                    victims = [k for k in self._policy.evict(nbytes - freed, _never) if isinstance(k, ObjectKey)]
+                    named = self._policy.evict(nbytes - freed, self._is_kept)
+                    victims = [k for k in named if isinstance(k, ObjectKey)]
                 if not victims:
                     break
                 for i, key in enumerate(victims):
@@ -355,6 +387,10 @@ class DiskStorage(BlockingStorage):
             if gone:
                 self._on_evict(gone)
         return freed
+
+    def _is_kept(self, key: object) -> bool:
+        """Under `_lock`."""
+        return any(key in kept for kept in self._kept)
 
     def _unlink(self, key: ObjectKey, account: Account) -> int:
         """Remove an object; how many bytes that gave back."""
@@ -436,7 +472,10 @@ class DiskStorage(BlockingStorage):
                 with contextlib.suppress(FileNotFoundError):
                     if flags & os.O_EXCL:  # some kernels make the file before they refuse
                         os.unlink(path)
+            fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+            if stat.S_ISREG(os.fstat(fd).st_mode):  # what is no file of ours does not say what files can do
                 self._no_direct()
+            return fd, False
         return os.open(path, flags | os.O_CLOEXEC, 0o600), False
 
     def _no_direct(self) -> None:
@@ -464,8 +503,9 @@ class DiskStorage(BlockingStorage):
             raise StorageError(f"{self._root} does not do O_DIRECT: set `direct: auto`, or name another `path`")
 
 
-def _never(key: object) -> bool:
-    return False
+def _spare(need: int, account: Account) -> int:
+    """Bytes to give up for an object of `need` bytes on a file system that is full: some more, lest the next has to."""
+    return max(need, min(_SPARE_BYTES, account.used // _SPARE_PART))
 
 
 def _sync_folder(path: str) -> None:

@@ -421,6 +421,41 @@ def test_doctor_fails_for_hooks_that_cannot_be_used(site, capsys, monkeypatch):
     assert "error: hooks plugin 'listener' (kvcore-listener 1.0) has a wrong hook" in found["hooks"]
 
 
+def test_doctor_of_a_file_that_is_not_there_says_only_that(tmp_path, capsys, monkeypatch):
+    file = tmp_path / "nope.yaml"
+    assert main(["doctor", str(file)]) == 1
+    error, remedy = capsys.readouterr().out.splitlines()
+    assert error.startswith("error   config: ")
+    assert str(file) in error
+    assert remedy == "        -> give the path of a YAML file, or none"
+    monkeypatch.setenv("KVCORE_CONFIG", str(file))
+    assert main(["doctor", "--json"]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert finding["remedy"] == "correct KVCORE_CONFIG, or unset it"
+
+
+ABSENT = """
+from kvcore.api import ApiVersion, Component, EngineIntegration, Finding, hookimpl
+class Absent(EngineIntegration):
+    def check(self):
+        return [Finding("note", "absent", "Absent is not installed here", "pip install absent")]
+    def usage(self):
+        return ""
+@hookimpl
+def kvcore_engine():
+    return Component(api=ApiVersion(1, 0), factory=Absent)
+"""
+
+
+def test_doctor_does_not_ask_for_engines_that_are_not_here(site, capsys, monkeypatch):
+    dist(site, "acme-absent", {"kvcore.engine": {"absent": "acme_absent"}}, {"acme_absent": ABSENT})
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.setenv("KVCORE_ALLOW_PLUGINS", "kvcore,acme-absent")
+    main(["doctor", "--json", "--set", "l2=[]", "--set", "l1.size=64MiB"])
+    (found,) = [f for f in json.loads(capsys.readouterr().out)["findings"] if f["subject"] == "absent"]
+    assert (found["level"], found["text"], found["remedy"]) == ("note", "Absent is not installed here", "")
+
+
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("path", ["/" + "x" * 5000, "~nobody-here/x", "/proc/none", '"a\\0b"'])
 def test_doctor_of_a_path_that_cannot_be(capsys, path):

@@ -15,7 +15,10 @@ from kvcore.cli.output import error, os_error, settle
 COMMANDS = {
     "plugins": ("kvcore.cli.plugins", "list, show and check plugins"),
     "config": ("kvcore.cli.config", "check a configuration, show its values and where they come from"),
-    "doctor": ("kvcore.cli.doctor", "examine this machine, the plugins and every tier"),
+    "doctor": (
+        "kvcore.cli.doctor",
+        "examine this machine, the plugins and every tier, in which it stores and loads a probe",
+    ),
     "run": ("kvcore.cli.run", "start an engine with kvcore"),
     "serve": ("kvcore.cli.serve", "serve one cache to all engines of this machine"),
     "bench": ("kvcore.cli.bench", "measure speed against this machine's limits"),

@@ -1,8 +1,9 @@
 """`kvcore doctor`: one finding a line, each with its remedy."""
 
 import argparse
+import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from kvcore.api.engine import Finding
 from kvcore.api.errors import KVCoreError, PluginError
@@ -39,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
         lambda: _engines(registry),
         lambda: _configuration(registry, args),
     ]
+    if unread := _unread(args):  # before all else, and alone: what follows would bury it
+        checks = [lambda: iter(unread)]
     findings: list[Finding] = []
     for check in track(checks, "examining", quiet=args.json):
         for finding in _guarded(check):
@@ -49,6 +52,18 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"ok": ok, "findings": [asdict(f) for f in findings]})
     return 0 if ok else 1
+
+
+def _unread(args: argparse.Namespace) -> list[Finding]:
+    """What is wrong with a file of which nothing can be read."""
+    from kvcore.config.yaml_file import read_file
+
+    file = args.file or os.environ.get("KVCORE_CONFIG")
+    if not file:
+        return []
+    tree, faults = read_file(file)
+    remedy = "give the path of a YAML file, or none" if args.file else "correct KVCORE_CONFIG, or unset it"
+    return [] if tree.value else [Finding("error", "config", str(fault), remedy) for fault in faults]
 
 
 def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -138,8 +153,8 @@ def _engines(registry: Registry) -> Iterator[Finding]:
     for info in infos:
         outcome = call("engine", f"{info.name}@{info.distribution}", timeout_s=CHILD_TIMEOUT_S)
         if outcome.ok:
-            for finding in outcome.value:
-                yield Finding(**finding)
+            for found in (Finding(**value) for value in outcome.value):  # an engine that is not here is no task
+                yield replace(found, remedy="") if found.level == "note" else found
         else:
             remedy = f"pip install --force-reinstall {info.distribution}"
             yield Finding("error", f"engine {info.name}", outcome.text, remedy)

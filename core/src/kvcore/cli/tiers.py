@@ -146,9 +146,11 @@ def _capacity(subject: str, config: TierConfig, tier: Tier, usage: Usage) -> Ite
     if found is None and not in_memory:
         return
     free = found[1] if found is not None else available_memory()
-    if usage.capacity_bytes > free + usage.nbytes:
+    given = getattr(config.storage.options, "capacity", None)  # a storage may say less, where there is less room
+    capacity = max(usage.capacity_bytes, given if isinstance(given, int) else 0)
+    if capacity > free + usage.nbytes:
         text = (
-            f"its capacity is {format_size(usage.capacity_bytes)}, but it holds {format_size(usage.nbytes)} and "
+            f"its capacity is {format_size(capacity)}, but it holds {format_size(usage.nbytes)} and "
             f"{format_size(free)} {'are free on its file system' if found else 'of memory are available'}"
         )
         remedy = f"lower its capacity to at most {format_size(free + usage.nbytes)}, or make room"

@@ -208,9 +208,9 @@ class Config(PluginConfig):
     """Observers and wrappers to load: hooks plugins, in order."""
 
     server: ServerConfig | None = None
-    """One cache for all engines of this machine: an address such as `unix:///run/kvcore/kvcore.sock`, a list of them, or
-    a mapping, see [below](#server). `kvcore serve` listens there and owns `l1`, `l2` and `hooks`; an engine connects to
-    it. Default: the engine's process has a cache of its own."""
+    """One cache for all engines of this machine: an address such as `unix:///run/kvcore/kvcore.sock`, a list of them,
+    or a mapping, see [below](#server). `kvcore serve` listens there and owns `l1`, `l2` and `hooks`; an engine connects
+    to it. Default: the engine's process has a cache of its own."""
 
     plugins: PluginsConfig = PluginsConfig()
     """Programs that run beside the cache, see [below](#plugins). Only `kvcore serve` runs them. Default: none."""

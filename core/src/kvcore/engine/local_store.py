@@ -13,7 +13,7 @@ from kvcore.engine import space as spaces
 from kvcore.engine.presence import Presence
 from kvcore.engine.space import ModelSpec
 from kvcore.engine.store_face import Buffers
-from kvcore.engine.store_space import StoreSpace, nameable, of_store, rounds, sound
+from kvcore.engine.store_space import Home, StoreSpace, nameable, of_store, rounds, sound
 from kvcore.l2 import Tier, Transfer
 from kvcore.observe import Metrics, Throttle, logger
 from kvcore.plugins import Registry
@@ -45,6 +45,7 @@ class LocalStore:
         self.metrics = manager.metrics
         self._batches = Batches(manager)
         self._log = Throttle()
+        self._home = Home()
         self._idle = threading.Condition()
         self._calls = 0
         self._closed = False
@@ -187,7 +188,7 @@ class LocalStore:
 
     def _namespace(self, space: StoreSpace, group: int) -> bytes | None:
         """None when nothing can be asked: the store is closed, in a fork, or there is no such space or group."""
-        if self._closed or self._manager.closed:
+        if self._closed or self._home.left() or self._manager.closed:
             return None
         mine = of_store(space, LocalSpace, self, group, self._log)
         return None if mine is None else mine.namespaces[group]

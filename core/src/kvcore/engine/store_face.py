@@ -54,8 +54,13 @@ class ObjectStore(Protocol):
     def store(
         self, space: StoreSpace, hashes: Sequence[bytes], buffers: Sequence[Sequence[memoryview]], group: int = 0
     ) -> list[bool]:
-        """Keep each object; which are in at least one tier now, or accepted by the server, which writes them to its
-        tiers in the background. Tiers are written what their `write:` says."""
+        """Keep each object; which are in at least one tier now, or in the memory of the server, which writes them to
+        its tiers in the background. Tiers are written what their `write:` says.
+
+        Of a batch that a tier has no room for, the front is kept. What a server has taken may yet not reach a tier, as
+        when more is stored than its tiers write meanwhile: then it is there until L1 needs the room, and counted by the
+        server in `kvcore_tier_dropped_total`, by reason.
+        """
 
     def delete(self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0) -> None:
         """Forget the objects, in every tier. One that is in use at a server stays."""
@@ -71,7 +76,11 @@ class ObjectStore(Protocol):
         """The same in the Prometheus text format, buckets included."""
 
     def close(self) -> None:
-        """Release everything. Idempotent. Whatever is asked afterwards is a miss."""
+        """Release everything. Idempotent. Whatever is asked afterwards is a miss.
+
+        Takes at most about half a minute: with tiers in this process, calls under way are waited for (20 s) and what is
+        written in the background (10 s); a connection is left within 2 s.
+        """
 
 
 Buffers = Sequence[Sequence[memoryview]]

@@ -1,5 +1,6 @@
 """A model's space in an object store, and what its caller hands over, checked."""
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -10,13 +11,30 @@ from kvcore.api.keys import MAX_HASH_BYTES, MIN_HASH_BYTES
 from kvcore.config.tenants import MAX_NAME
 from kvcore.engine import space as spaces
 from kvcore.engine.space import ModelSpec
-from kvcore.observe import Throttle
+from kvcore.observe import Throttle, logger
 
 Payload = tuple[memoryview, ...]
 """The ranges of memory that hold an object, in order."""
 S = TypeVar("S", bound="StoreSpace")
 T = TypeVar("T")
 _SCHEME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+:/-]{0,199}")
+
+
+class Home:
+    """The process that opened a store: the child of a fork has the object, but none of the threads behind it."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._told = False
+
+    def left(self) -> bool:
+        """Is this another process? The first time that is logged; by no lock that the parent may have held."""
+        if os.getpid() == self._pid:
+            return False
+        if not self._told:
+            self._told = True
+            logger.warning("an object store does not work in the child of a fork, where all is a miss: open another")
+        return True
 
 
 class StoreSpace:

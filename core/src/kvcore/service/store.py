@@ -10,7 +10,7 @@ from kvcore.api import LeaseError
 from kvcore.engine.copying import copy_in, copy_out
 from kvcore.engine.space import ModelSpec
 from kvcore.engine.store_face import Buffers
-from kvcore.engine.store_space import Payload, StoreSpace, nameable, of_store, rounds, sound
+from kvcore.engine.store_space import Home, Payload, StoreSpace, nameable, of_store, rounds, sound
 from kvcore.observe import Throttle
 from kvcore.service import wire
 from kvcore.service.attachment import Attachment
@@ -35,6 +35,7 @@ class RemoteStore:
         self.metrics = engine.metrics
         self._attachment = Attachment(engine.descriptor)
         self._log = Throttle()
+        self._home = Home()
 
     def register(self, spec: ModelSpec, keys: str, tenant: str = "") -> RemoteSpace:
         """See `ObjectStore.register`."""
@@ -122,6 +123,8 @@ class RemoteStore:
         plan = self._engine.reserve(space, hashes, 0, len(hashes), [range(len(hashes))], chained=False)
         # What was there before takes no slot. Which of several were refused for other reasons is not known.
         kept = [not set(plan.skipped) - {"known"}] * len(hashes)
+        if "l1_full" in plan.skipped:
+            self._no_room(space.groups[0].nbytes)
         copied = False
         try:
             with self._attachment.use(plan.arena) as view:
@@ -174,8 +177,20 @@ class RemoteStore:
         self._attachment.close()
 
     def _served(self, space: StoreSpace, group: int) -> ServedSpace | None:
+        if self._home.left():
+            return None
         mine = of_store(space, RemoteSpace, self, group, self._log)
         return None if mine is None else mine.served[group]
+
+    def _no_room(self, nbytes: int) -> None:
+        """The server's L1 had no room for objects of so many bytes. That is passing, but for large ones."""
+        descriptor = self._engine.descriptor()
+        if descriptor is not None and nbytes * _PART > descriptor["size"]:
+            self._log.warning(
+                "large",
+                f"the server's L1 has no room for an object of {nbytes} bytes: it has {descriptor['size']} in all. "
+                "Give it several times an object's size (`l1.size`), or store smaller objects",
+            )
 
     def _batches(
         self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int, *, writable: bool

@@ -147,9 +147,10 @@ def test_what_people_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_on_stdout_the_yaml_is_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "lmcache.yaml"
-    file.write_text("chunk_size: 256\n")
+    file.write_text("chunk_size: 256\nremote_url: nonsense\n")
     assert run(["config", "from-lmcache", str(file)]) == 0
     shown = capsys.readouterr()
+    assert "\nwarning: no tier is left of remote_url" in shown.err
     assert yaml.safe_load(shown.out) == {"l1": {"size": "5GiB"}, "chunk_tokens": 256}
     assert "chunk_size: 256 -> chunk_tokens: 256" in shown.err
 

@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
     for line in lines:
         verdict = f"{line.verdict:9}"
         print(paint(verdict, COLOURS[line.verdict], report) + str(line).removeprefix(verdict), file=report)
-    for text in warnings:
-        print(f"{paint('warning:', 'warning', report)} {text}", file=report)
+    for warning in warnings:
+        print(f"{paint('warning:', 'warning', report)} {warning}", file=report)
     print(_summary(lines, draft, args.out or "kvcore.yaml"), file=report)
     if not args.out:
         print(text, end="")

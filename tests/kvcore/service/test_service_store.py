@@ -178,6 +178,17 @@ def test_more_than_l1_holds_goes_through_it_in_batches(server: KVCoreServer, ope
     assert got(store, space, keys, pieces=1) == [True] * 600
 
 
+def test_a_call_with_more_than_l1_holds_waits_for_the_tiers(server: KVCoreServer, opened: Open) -> None:
+    store = opened(server)
+    space = store.register(model(), "test/1")
+    keys = hashes(600)
+    assert put(store, space, keys, pieces=1) == [True] * 600
+    assert store._engine.drain() == 0
+    assert sum(n for name, n in server.metrics().items() if name.startswith("kvcore_tier_dropped_total")) == 0
+    for at in range(0, 600, 100):
+        assert got(store, space, keys[at : at + 100], pieces=1) == [True] * 100
+
+
 def test_a_slot_that_goes_to_another_during_the_copy_is_no_hit(
     folder: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

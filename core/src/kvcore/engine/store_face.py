@@ -58,8 +58,9 @@ class ObjectStore(Protocol):
         its tiers in the background. Tiers are written what their `write:` says.
 
         Of a batch that a tier has no room for, the front is kept. What a server has taken may yet not reach a tier, as
-        when more is stored than its tiers write meanwhile: then it is there until L1 needs the room, and counted by the
-        server in `kvcore_tier_dropped_total`, by reason.
+        when more is stored than its tiers write meanwhile (a call with more than half of L1 waits for them, for
+        `lookup_timeout` in all): then it is there until L1 needs the room, and counted by the server in
+        `kvcore_tier_dropped_total`, by reason.
         """
 
     def delete(self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0) -> None:

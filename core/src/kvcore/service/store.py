@@ -4,6 +4,7 @@ To load is to look up, which leases; to copy, and to see afterwards that no slot
 To store is to reserve slots, to copy, to publish. A server that is away costs no time: everything is a miss.
 """
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from kvcore.api import LeaseError
@@ -113,7 +114,15 @@ class RemoteStore:
         """See `ObjectStore.store`."""
         hashes = tuple(hashes)
         stored = [False] * len(hashes)
+        given, patience_s = 0, self.lookup_timeout_s
         for served, batch, payloads in self._batches(space, hashes, buffers, group, writable=False):
+            given += len(batch) * space.layouts[group].nbytes
+            descriptor = self._engine.descriptor()
+            if descriptor is not None and 2 * given > descriptor["size"] and patience_s > 0:
+                # more than half of L1 is not let wait for the tiers: it would be refused, or stay unwritten
+                begun = time.monotonic()
+                self._engine.drain(patience_s)
+                patience_s -= time.monotonic() - begun
             kept = self._store(served, [hashes[i] for i in batch], payloads)
             for i, ok in zip(batch, kept, strict=True):
                 stored[i] = ok

@@ -34,7 +34,7 @@ from kvcore.l2.breaker import FAILURES, FIRST_PAUSE_S, LONGEST_PAUSE_S, Breaker
 from kvcore.l2.threads import MAX_STUCK
 from kvcore.observe import Metrics
 
-TIMEOUT_S = 0.15
+TIMEOUT_S = 0.5
 STORAGES = [DictStorage, AsyncStorage]
 CHAINS: list[list[Serde]] = [[], [Zip()], [Mirror(), Zip()]]
 

@@ -1,4 +1,5 @@
 import threading
+import time
 from typing import Any
 
 import prometheus_client
@@ -53,11 +54,19 @@ def values(registry: prometheus_client.CollectorRegistry) -> dict[str, float]:
     }
 
 
-def test_numbers_in_the_metrics_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = prometheus_client.CollectorRegistry()
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> prometheus_client.CollectorRegistry:
+    """What metrics are made in."""
+    made = prometheus_client.CollectorRegistry()
     for name in ("Counter", "Gauge"):
         kind = getattr(prometheus_client, name)
-        monkeypatch.setattr(prometheus_client, name, lambda *a, _kind=kind, **k: _kind(*a, registry=registry, **k))
+        monkeypatch.setattr(prometheus_client, name, lambda *a, _kind=kind, **k: _kind(*a, registry=made, **k))
+    return made
+
+
+def test_numbers_in_the_metrics_of_the_process(
+    registry: prometheus_client.CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stats, "PERIOD_S", 0.0)
     numbers: dict[str, Any] = {
         'kvcore_hit_chunks_total{source="disk"}': 2.0,
@@ -72,3 +81,16 @@ def test_numbers_in_the_metrics_of_the_process(monkeypatch: pytest.MonkeyPatch) 
         "sglang:kvcore_hit_chunks_total[('source', 'disk'), ('tp_rank', '0')]": 5.0,
         "sglang:kvcore_l2_open[('tp_rank', '0')]": 0.0,
     }
+
+
+def test_the_last_change_is_handed_over_too(registry: prometheus_client.CollectorRegistry) -> None:
+    """Also when nobody moves pages any more."""
+    numbers = {"kvcore_hit_tokens_total": 1.0}
+    exporter = Exporter(lambda: numbers, {"tp_rank": "0"})
+    exporter.update()
+    numbers["kvcore_hit_tokens_total"] = 7.0
+    exporter.update()
+    give_up = time.monotonic() + 60
+    while values(registry) != {"sglang:kvcore_hit_tokens_total[('tp_rank', '0')]": 7.0}:
+        assert time.monotonic() < give_up
+        time.sleep(0.05)

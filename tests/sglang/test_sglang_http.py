@@ -66,6 +66,13 @@ class Http:
         lines = [line for line in self.ask("/metrics").splitlines() if line[:1] != "#"]
         return sum(float(line.rpartition(" ")[2]) for line in lines if all(part in line for part in parts))
 
+    def comes_to(self, value: float, *parts: str) -> None:
+        """Wait for a number: kvcore's are handed over once a second."""
+        until = time.monotonic() + PATIENCE_S
+        while (found := self.number(*parts)) != value:
+            assert time.monotonic() < until, f"{parts}: {found}, not {value}"
+            time.sleep(0.2)
+
 
 @pytest.fixture(scope="module")
 def http(
@@ -93,12 +100,12 @@ def test_the_command_of_the_readme(http: Http) -> None:
     hot, loaded = http.generate()
     assert loaded == 384
     assert same([hot], [cold])
-    assert http.number("sglang:kvcore_tier_operations_total", 'op="store"', 'outcome="ok"', 'tp_rank="0"') == 25
+    http.comes_to(25, "sglang:kvcore_tier_operations_total", 'op="store"', 'outcome="ok"', 'tp_rank="0"')
     assert http.number("sglang:prefetched_tokens_total") == 384
     http.ask("/hicache/storage-backend/clear", method="POST")
     http.forget()
     cleared, loaded = http.generate()
     assert loaded == 0
     assert same([cleared], [cold])
-    assert http.number("sglang:kvcore_hit_chunks_total", 'source="disk"') == 24
+    http.comes_to(24, "sglang:kvcore_hit_chunks_total", 'source="disk"')
     assert http.number("sglang:kvcore_faults_total") == 0

@@ -54,10 +54,14 @@ class Exporter:
         self._last: dict[str, float] = {}
         self._lock = threading.Lock()
         self._due = 0.0
+        self._timing = threading.Lock()
+        self._timer: threading.Timer | None = None
 
     def update(self) -> None:
-        """Hand over what has changed, if that is due. Cheap, and called by whoever has moved pages."""
-        if time.monotonic() < self._due or not self._lock.acquire(blocking=False):
+        """Hand over what has changed, now or when that is due. Cheap, and called by whoever has moved pages."""
+        early_s = self._due - time.monotonic()
+        if early_s > 0 or not self._lock.acquire(blocking=False):
+            self._later(max(early_s, 0.0))
             return
         try:
             self._due = time.monotonic() + PERIOD_S
@@ -65,6 +69,18 @@ class Exporter:
                 self._hand_over(sample, value)
         finally:
             self._lock.release()
+
+    def _later(self, seconds: float) -> None:
+        with self._timing:
+            if self._timer is None:
+                self._timer = threading.Timer(seconds, self._due_now)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def _due_now(self) -> None:
+        with self._timing:
+            self._timer = None
+        self.update()
 
     def _hand_over(self, sample: str, value: float) -> None:
         change = value - self._last.get(sample, 0.0)

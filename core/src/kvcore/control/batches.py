@@ -122,8 +122,7 @@ class Batches:
         return [len(tiers) if tier is None else places[tier] for tier in found]
 
     async def _load_from(self, tier: Tier, batch: Sequence[Transfer], held: Callable[[], bool]) -> list[LoadOutcome]:
-        size = tier.batch_size(len(batch), batch[0].nbytes)
-        pieces = [batch[at : at + size] for at in range(0, len(batch), size)]
+        pieces = tier.pieces(batch, batch[0].nbytes)
         calls = [self._loop.spawn(tier.load(piece, held)) for piece in pieces]
         outcomes: list[LoadOutcome] = []
         hanging = []
@@ -188,8 +187,7 @@ class Batches:
     ) -> set[ObjectKey]:
         """Have a tier keep objects; those that it has afterwards."""
         # A batch that may push itself out goes in one call: then the storage can keep its front, whole.
-        size = len(batch) if await self._crowds(tier, batch) else tier.batch_size(len(batch), batch[0].nbytes)
-        pieces = [batch[at : at + size] for at in range(0, len(batch), size)]
+        pieces = [batch] if await self._crowds(tier, batch) else tier.pieces(batch, batch[0].nbytes)
         calls = [self._loop.spawn(self._write(tier, piece, held)) for piece in pieces]
         kept: set[ObjectKey] = set()
         for keys in await _ended(calls):

@@ -8,7 +8,7 @@ what has arrived when the time is up is a usable front.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -123,9 +123,10 @@ class Fetcher:
                 groups.setdefault((id(tier), want.space), (tier, []))[1].append(want)
         tasks = []
         for (_, space), (tier, members) in groups.items():
-            size = tier.batch_size(len(members), space.nbytes)
             span = spans.setdefault(tier, _Span())
-            tasks += [self._loop.spawn(self._batch(fetch, tier, batch, span)) for batch in _chunks(members, size)]
+            tasks += [
+                self._loop.spawn(self._batch(fetch, tier, batch, span)) for batch in tier.pieces(members, space.nbytes)
+            ]
         if tasks:
             await asyncio.wait(tasks)
         for tier, span in spans.items():
@@ -205,7 +206,3 @@ class Fetcher:
             self._on_found(tier, published, layout)
         fetch.on_lease(read, tier.name)
         return {obj.chunk_hash: reason for obj, reason in reasons.items()}
-
-
-def _chunks(members: Sequence[Want], size: int) -> Iterable[Sequence[Want]]:
-    return (members[i : i + size] for i in range(0, len(members), size))

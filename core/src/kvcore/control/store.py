@@ -208,7 +208,7 @@ class _Queue:
         self.tier = tier
         self.policy = policy
         self.reuse = Reuse() if policy.write == "reused" else None
-        self.jobs: Waiting[tuple[_Job, list[L1Object]]] = Waiting(policy.queue_bytes, policy.divided)
+        self.jobs: Waiting[tuple[_Job, Sequence[L1Object]]] = Waiting(policy.queue_bytes, policy.divided)
         self.pending = 0
         """Objects queued or being written."""
         self.idle = asyncio.Event()
@@ -244,8 +244,7 @@ class _Queue:
         if not taken:
             self._controller.finished(job)
             return
-        size = self.tier.batch_size(len(taken), nbytes)
-        pieces = [taken[at : at + size] for at in range(0, len(taken), size)]
+        pieces = self.tier.pieces(taken, nbytes)
         job.open_ends += len(pieces) - 1
         self._account(taken, 1)
         self.pending += len(taken)
@@ -290,7 +289,7 @@ class _Queue:
             if not self.jobs and not self._running:
                 self.idle.set()
 
-    async def _write(self, job: _Job, objects: list[L1Object]) -> None:
+    async def _write(self, job: _Job, objects: Sequence[L1Object]) -> None:
         l1, tier = self._controller.l1, self.tier
         settled = None
         try:

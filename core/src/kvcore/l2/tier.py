@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from kvcore.api import BlockingStorage, Entry, Failed, ObjectKey, Storage, StorageUnavailable, Usage
 from kvcore.l2.blocking import Calls
@@ -23,6 +23,7 @@ from kvcore.l2.transfer import Loads, Stores, Transfer
 from kvcore.l2.turns import Turns
 from kvcore.observe import Metrics, logger
 
+T = TypeVar("T")
 START_S = 10.0
 """So long a start waits for a storage to open."""
 CLOSE_S = 5.0
@@ -184,6 +185,11 @@ class Tier:
         if share * nbytes < _WORTH_BYTES:
             share = -(-objects // concurrency)
         return max(1, min(share, (32 << 20) // max(1, nbytes)))
+
+    def pieces(self, batch: Sequence[T], nbytes: int) -> list[Sequence[T]]:
+        """A batch of objects of `nbytes`, cut by `batch_size`."""
+        size = self.batch_size(len(batch), nbytes)
+        return [batch[at : at + size] for at in range(0, len(batch), size)]
 
     async def exists(self, keys: Sequence[ObjectKey]) -> list[bool]:
         """Which objects the storage says it has; all False when it does not answer.

@@ -54,6 +54,16 @@ KINDS = ("blocks first", "gaps between blocks", "kv first", "heads first", "toke
 
 
 @st.composite
+def parts(draw: st.DrawFn, layers: int) -> list[range | None]:
+    """All layers at once, or in ranges that together hold each of them, in any order; some hold none."""
+    if draw(st.booleans()):
+        return [None]
+    cuts = sorted(draw(st.lists(st.integers(0, layers), max_size=3)))
+    ranges = [range(a, b) for a, b in zip([0, *cuts], [*cuts, layers + 1], strict=True)]
+    return list(draw(st.permutations(ranges)))
+
+
+@st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
     dtype = draw(st.sampled_from([torch.bfloat16, torch.float32, torch.uint8, torch.float8_e4m3fn]))
     heads, tokens, width = draw(st.sampled_from([(2, 4, 8), (1, 16, 6), (3, 2, 10)]))
@@ -73,6 +83,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         "per_object": per_object,
         "objects": objects,
         "ranks": draw(st.integers(1, 3)),
+        "parts": draw(parts(len(tensors))),
     }
 
 
@@ -97,7 +108,8 @@ def test_every_block_lands_where_the_layout_says(arena: Arena, case: dict[str, A
             for i, (first, blocks) in enumerate(case["objects"])
         ]
         cache = PagedCache([layers], [layout], rank, arena, rows=rows)
-        cache.store(copies)
+        for part in case["parts"]:
+            cache.store(copies, part)
         expected = bytearray(b"\xee" * (slot_bytes * len(copies)))
         for copy in copies:
             for i, layer in enumerate(layers):
@@ -108,7 +120,9 @@ def test_every_block_lands_where_the_layout_says(arena: Arena, case: dict[str, A
         assert bytes(arena.buffer[: len(expected)]) == bytes(expected)
 
         targets = [torch.zeros_like(layer) for layer in layers]
-        assert PagedCache([targets], [layout], rank, arena, rows=rows).load(copies) == set()
+        into = PagedCache([targets], [layout], rank, arena, rows=rows)
+        for part in case["parts"]:
+            assert into.load(copies, part) == set()
         last = {b: None for copy in copies for b in copy.blocks if b >= 0}
         for source, target in zip(layers, targets, strict=True):
             for b in range(BLOCKS):
@@ -120,6 +134,29 @@ def one(arena: Arena, blocks: int = 2) -> tuple[PagedCache, ObjectLayout, torch.
     layer = torch.arange(BLOCKS * 64, dtype=torch.int32).view(BLOCKS, 64)
     layout = ObjectLayout(blocks, 1, (256,), "int32", 4)
     return PagedCache([[layer]], [layout], 0, arena), layout, layer
+
+
+@pytest.mark.parametrize("rows", [True, False])
+@pytest.mark.parametrize("memory", ["one allocation", "apart"])
+def test_some_layers_leave_the_others_alone(arena: Arena, rows: bool, memory: str) -> None:
+    layers = [tensor("blocks first", torch.uint8, 2, 4, 8) for _ in range(4)]
+    if memory == "one allocation":
+        layers = one_allocation(layers, "layers")
+    layout = ObjectLayout(2, 1, (64,) * 4, "uint8", 1)
+    copies = [Copy(0, 0, arena.generation(0), 0, (3, 5)), Copy(0, 4096, arena.generation(4096), 1, (9,))]
+    arena.buffer[:8192] = b"\xee" * 8192
+    cache = PagedCache([layers], [layout], 0, arena, rows=rows)
+    cache.store(copies, range(1, 3))
+    stored = {128 + 64 * k: b for k, b in enumerate([(1, 3), (1, 5), (2, 3), (2, 5)])} | {4288: (1, 9), 4416: (2, 9)}
+    for at in range(0, 8192, 64):
+        wanted = block(layers[stored[at][0]], stored[at][1]) if at in stored else b"\xee" * 64
+        assert bytes(arena.buffer[at : at + 64]) == wanted, at
+    before = [layer.clone() for layer in layers]
+    arena.buffer[:8192] = bytes(8192)
+    assert cache.load(copies, range(2, 4)) == set()
+    for i, (layer, old) in enumerate(zip(layers, before, strict=True)):
+        for b in range(BLOCKS):
+            assert block(layer, b) == (bytes(64) if i >= 2 and b in (3, 5, 9) else block(old, b))
 
 
 def test_a_slot_freed_during_the_copy_fails_its_blocks_only(arena: Arena) -> None:

@@ -1,6 +1,6 @@
 """One rank's paged KV and the mapped arena, and the copies between them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from kvcore.api import LayoutError, ObjectLayout
@@ -19,11 +19,15 @@ class Arena(Protocol):
 
 
 class Mover(Protocol):
-    """Copies the blocks of some adjacent layers of one group."""
+    """Copies the blocks of some adjacent layers of one group; `layers` counts from the first of them, None is all."""
 
-    def gather(self, wanted: Sequence[Run]) -> None: ...
+    @property
+    def depth(self) -> int:
+        """How many layers it has."""
 
-    def scatter(self, wanted: Sequence[Run]) -> None: ...
+    def gather(self, wanted: Sequence[Run], layers: range | None = None) -> None: ...
+
+    def scatter(self, wanted: Sequence[Run], layers: range | None = None) -> None: ...
 
 
 class PagedCache:
@@ -64,21 +68,37 @@ class PagedCache:
             for tensors, layout in zip(self._tensors, layouts, strict=True)
         ]
 
-    def store(self, copies: Sequence[Copy]) -> None:
+    def store(self, copies: Sequence[Copy], layers: range | None = None) -> None:
         """Copy the engine's blocks into the slots. Raises `LayoutError` for a plan that is out of bounds, before
-        anything is written; whatever else is raised, the plan's objects must not be published."""
-        for group, wanted in self._checked(copies).items():
-            for mover in self._movers[group]:
-                mover.gather(wanted)
+        anything is written; whatever else is raised, the plan's objects must not be published.
 
-    def load(self, copies: Sequence[Copy]) -> set[int]:
-        """Copy the slots into the engine's blocks. The block ids of copies whose slot was freed meanwhile: what is in
-        those blocks must be computed. Raises `LayoutError` for a plan out of bounds, before anything is written."""
+        `layers`: which layers of each group, in steps of one; None is all. The objects are whole once every layer was
+        stored."""
         for group, wanted in self._checked(copies).items():
-            for mover in self._movers[group]:
-                mover.scatter(wanted)
+            for mover, part in self._parts(group, layers):
+                mover.gather(wanted, part)
+
+    def load(self, copies: Sequence[Copy], layers: range | None = None) -> set[int]:
+        """Copy the slots into the engine's blocks, all `layers` of a group or some. The block ids of copies whose slot
+        was freed meanwhile: what is in those blocks must be computed. Raises `LayoutError` for a plan out of bounds,
+        before anything is written."""
+        for group, wanted in self._checked(copies).items():
+            for mover, part in self._parts(group, layers):
+                mover.scatter(wanted, part)
         generation = self._arena.generation
         return {b for c in copies if generation(c.slot) != c.generation for b in c.blocks if b >= 0}
+
+    def _parts(self, group: int, layers: range | None) -> Iterator[tuple[Mover, range | None]]:
+        """The movers of a group's layers, each with its own part of them."""
+        begin = 0
+        for mover in self._movers[group]:
+            end = begin + mover.depth
+            part = range(begin, end) if layers is None else range(max(layers.start, begin), min(layers.stop, end))
+            if len(part) == mover.depth:
+                yield mover, None
+            elif part:
+                yield mover, range(part.start - begin, part.stop - begin)
+            begin = end
 
     def _checked(self, copies: Sequence[Copy]) -> dict[int, list[Run]]:
         """Per group, the runs of wanted blocks."""

@@ -30,29 +30,33 @@ class Tensors:
         # Bytes are all that counts, and not every operation knows every dtype (fp8).
         self._layers = [t.detach().view(_INTEGERS[t.element_size()]) for t in tensors]
         self._sizes = [t[0].numel() * t.element_size() for t in tensors]
+        self.depth = len(tensors)
         self._blocks, self._memory = blocks, memory
         self._device = tensors[0].device
         self._staged = self._device.type != "cpu" if staged is None else staged
 
-    def gather(self, wanted: Sequence[Run]) -> None:
+    def gather(self, wanted: Sequence[Run], layers: range | None = None) -> None:
         """Copy the runs' blocks into the arena."""
+        some = _slice(layers)
         for run in wanted:
             index = torch.tensor(run.ids, device=self._device)
-            layers = [t.index_select(0, index).reshape(-1).view(torch.uint8) for t in self._layers]
+            blocks = [t.index_select(0, index).reshape(-1).view(torch.uint8) for t in self._layers[some]]
             if self._staged and len(run.ids) == self._blocks:
-                layers = [torch.cat(layers)]
-            for part, values in zip(self._parts(run), layers, strict=False):
+                blocks = [torch.cat(blocks)]
+            for part, values in zip(self._parts(run)[some], blocks, strict=False):
                 _bytes(self._memory, part, values.numel()).copy_(values)
 
-    def scatter(self, wanted: Sequence[Run]) -> None:
+    def scatter(self, wanted: Sequence[Run], layers: range | None = None) -> None:
         """Copy from the arena into the runs' blocks."""
+        some = _slice(layers)
+        sizes = self._sizes[some]
         for run in wanted:
             index = torch.tensor(run.ids, device=self._device)
-            count, parts = len(run.ids), self._parts(run)
+            count, parts = len(run.ids), self._parts(run)[some]
             whole = None
             if self._staged and count == self._blocks:
-                whole = _bytes(self._memory, parts[0], count * sum(self._sizes)).to(self._device)
-            for layer, size, part in zip(self._layers, self._sizes, parts, strict=True):
+                whole = _bytes(self._memory, parts[0], count * sum(sizes)).to(self._device)
+            for layer, size, part in zip(self._layers[some], sizes, parts, strict=True):
                 if whole is None:
                     values = _bytes(self._memory, part, count * size).to(self._device)
                 else:
@@ -68,6 +72,10 @@ class Tensors:
             parts.append(at + run.first * size)
             at += self._blocks * size
         return parts
+
+
+def _slice(layers: range | None) -> slice:
+    return slice(None) if layers is None else slice(layers.start, layers.stop)
 
 
 def _bytes(memory: memoryview, offset: int, count: int) -> torch.Tensor:

@@ -46,38 +46,41 @@ class Window:
     def __init__(self, layers: Sequence[Geometry], at: int, blocks: int, memory: memoryview) -> None:
         self._at, self._blocks, self._memory = at, blocks, memory
         self._block_bytes = layers[0].block_bytes
-        self._nbytes = blocks * self._block_bytes * len(layers)
+        self.depth = len(layers)
         piece = _piece(layers)
         self._large = _Pieces(layers, piece)
         self._small = _Pieces(layers, _small(piece))
 
-    def gather(self, wanted: Sequence[Run]) -> None:
+    def gather(self, wanted: Sequence[Run], layers: range | None = None) -> None:
         """Copy the runs' blocks into the arena."""
-        for index, start in self._moves(self._large, wanted):
+        for index, start in self._moves(self._large, wanted, layers):
             self._large.rows.take(index, None, self._large.of(self._memory, start, len(index)), "clip")
 
-    def scatter(self, wanted: Sequence[Run]) -> None:
+    def scatter(self, wanted: Sequence[Run], layers: range | None = None) -> None:
         """Copy from the arena into the runs' blocks."""
-        for index, start in self._moves(self._small, wanted):
+        for index, start in self._moves(self._small, wanted, layers):
             self._small.rows[index] = self._small.of(self._memory, start, len(index))
 
-    def _moves(self, pieces: "_Pieces", wanted: Sequence[Run]) -> Iterator[tuple[Any, int]]:
+    def _moves(self, pieces: "_Pieces", wanted: Sequence[Run], layers: range | None) -> Iterator[tuple[Any, int]]:
         """Rows of the window that lie one after the other in the arena, and where; as few such as there are."""
         whole = []
+        layers = range(self.depth) if layers is None else layers
+        layer_bytes = self._blocks * self._block_bytes
+        at = self._at + layers.start * layer_bytes
         for run in wanted:
             if len(run.ids) == self._blocks:
                 whole.append(run)
                 continue
-            start = run.base + self._at + run.first * self._block_bytes
-            for layer, rows in enumerate(pieces.index([run])[0]):
-                yield rows.reshape(-1), start + layer * self._blocks * self._block_bytes
+            start = run.base + at + run.first * self._block_bytes
+            for layer, rows in enumerate(pieces.index([run], layers)[0]):
+                yield rows.reshape(-1), start + layer * layer_bytes
         if not whole:
             return
         whole.sort(key=attrgetter("base"))
-        index, begin = pieces.index(whole), 0
+        index, begin = pieces.index(whole, layers), 0
         for end in range(1, len(whole) + 1):
-            if end == len(whole) or whole[end].base - whole[end - 1].base != self._nbytes:
-                yield index[begin:end].reshape(-1), whole[begin].base + self._at
+            if end == len(whole) or whole[end].base - whole[end - 1].base != len(layers) * layer_bytes:
+                yield index[begin:end].reshape(-1), whole[begin].base + at
                 begin = end
 
 
@@ -95,10 +98,10 @@ class _Pieces:
             [np.concatenate([(g.address + o - start) // piece + within for o in g.offsets]) for g in layers]
         )[None, :, None, :]
 
-    def index(self, runs: Sequence[Run]) -> Any:
+    def index(self, runs: Sequence[Run], layers: range) -> Any:
         """The rows of [run, layer, block, piece]; every run has as many blocks."""
         ids = np.array([run.ids for run in runs], dtype=np.intp)
-        return self._offsets + (ids * self._step)[:, None, :, None]
+        return self._offsets[:, layers.start : layers.stop] + (ids * self._step)[:, None, :, None]
 
     def of(self, memory: memoryview, start: int, count: int) -> Any:
         """`count` rows of the arena."""

@@ -16,7 +16,7 @@ from kvcore.cli.bench.setting import Setting
 from kvcore.cli.bench.show import show
 from kvcore.cli.output import print_json
 
-GROUPS = ("startup", "keys", "l1", "engine", "server", "disk", "serde", "transfer")
+GROUPS = ("startup", "keys", "l1", "calls", "server", "disk", "serde", "transfer")
 """In the order in which they run: what must not be disturbed by torch comes before it is imported."""
 
 

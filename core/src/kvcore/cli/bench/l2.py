@@ -7,13 +7,10 @@ full tier makes room for them as it does for an engine's.
 """
 
 import argparse
-import asyncio
-import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +25,7 @@ from kvcore.cli.config import add_set, flags
 from kvcore.cli.heard import heard
 from kvcore.cli.output import error, paint, print_json, table
 from kvcore.cli.progress import Progress
+from kvcore.cli.running import Runs
 from kvcore.cli.store.opened import Source, chosen, read_config
 from kvcore.config import TierConfig
 from kvcore.l2 import Tier
@@ -77,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     rounds = 2 if args.quick else 4
     begun = time.monotonic()
     cells: list[Cell] = []
-    with heard(), _sigterm_is_ctrl_c(), asyncio.Runner() as runner, Progress("measuring", unit="") as progress:
+    with heard(), Runs() as runner, Progress("measuring", unit="") as progress:
         for tier in tiers:
             cells += _measure_tier(runner, tier, source, args.sizes, load, rounds, progress)
     described["seconds"] = round(time.monotonic() - begun, 1)
@@ -91,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure_tier(
-    runner: asyncio.Runner,
+    runner: Runs,
     config: TierConfig,
     source: Source,
     sizes: Sequence[int],
@@ -222,13 +220,3 @@ def _sizes(text: str) -> list[int]:
                 f"{size} bytes: an even size from {format_size(MIN_BYTES)} to {format_size(MAX_BYTES)} is needed"
             )
     return list(dict.fromkeys(sizes))
-
-
-@contextmanager
-def _sigterm_is_ctrl_c() -> Iterator[None]:
-    """So that what was stored is deleted on both."""
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from kvcore.api import KVCoreError, Loaded, ObjectKey, ObjectLayout, StorageError, Stored
 from kvcore.api.keys import NAMESPACE_BYTES
 from kvcore.cli.bench.machine import available_bytes
+from kvcore.cli.running import Runs
 from kvcore.cli.store.opened import PATIENCE_S, opened
 from kvcore.config import TierConfig
 from kvcore.l1 import Arena
@@ -47,7 +48,7 @@ class Subject:
         runner: its loop runs the tier; Ctrl-C in it leaves calls under way, which `close` waits for.
     """
 
-    def __init__(self, runner: asyncio.Runner, config: TierConfig, registry: Registry, load: Load) -> None:
+    def __init__(self, runner: Runs, config: TierConfig, registry: Registry, load: Load) -> None:
         self.name = config.name
         self.namespace = NAMESPACE + secrets.token_bytes(NAMESPACE_BYTES - len(NAMESPACE))
         self._runner = runner

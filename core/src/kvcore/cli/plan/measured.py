@@ -1,6 +1,5 @@
 """The speeds of configured tiers, measured with throw-away objects of the size that the model will have."""
 
-import asyncio
 from collections.abc import Sequence
 
 from kvcore.api import KVCoreError
@@ -9,6 +8,7 @@ from kvcore.cli.heard import heard
 from kvcore.cli.output import error
 from kvcore.cli.plan.costs import Store
 from kvcore.cli.progress import Progress
+from kvcore.cli.running import Runs
 from kvcore.cli.store.opened import Source
 from kvcore.config import TierConfig
 
@@ -19,7 +19,7 @@ LOAD = Load(128 << 20, 128, 32)
 def measure(source: Source, tiers: Sequence[TierConfig], object_bytes: int) -> list[Store]:
     """How fast each tier loads, serdes included. What cannot be measured is said on stderr and left out."""
     found = []
-    with heard(), asyncio.Runner() as runner, Progress("measuring", unit="") as progress:
+    with heard(), Runs() as runner, Progress("measuring", unit="") as progress:
         for config in tiers:
             progress.now(config.name)
             subject: Subject | None = None

@@ -20,20 +20,20 @@ _PROMPTS, _LOOKUPS, _WRITES = 8, 528, 32
 
 
 def run(setting: Setting) -> list[Row]:
-    """The rows `engine.*`, in us per chunk."""
+    """The rows `calls.*`, in us per chunk."""
     rng = random.Random(1)  # noqa: S311 - test data
-    with setting.peer("engine", chunks=CHUNKS) as peer, closing(_Requests(rng)) as requests:
+    with setting.peer("calls", chunks=CHUNKS) as peer, closing(_Requests(rng)) as requests:
         looked_up, written = CHUNKS * _LOOKUPS, CHUNKS * _WRITES
         looked = requests.look_up_all
         cases = [
-            Case("engine.lookup", "us", us_each(looked, looked_up, repeats=2, after=requests.release)),
+            Case("calls.lookup", "us", us_each(looked, looked_up, repeats=2, after=requests.release)),
             Case(
-                "engine.retrieve",
+                "calls.retrieve",
                 "us",
                 us_each(requests.retrieve, looked_up, repeats=1, before=looked, after=requests.release),
             ),
-            Case("engine.release", "us", us_each(requests.release, looked_up, repeats=1, before=looked)),
-            Case("engine.reserve_publish", "us", us_each(requests.write, written, repeats=2, before=requests.make)),
+            Case("calls.release", "us", us_each(requests.release, looked_up, repeats=1, before=looked)),
+            Case("calls.reserve_publish", "us", us_each(requests.write, written, repeats=2, before=requests.make)),
         ]
         cases = [case._replace(peer=peer.sampler(case.name)) for case in cases]
         return measure(cases, max(3, setting.rounds // 2))

@@ -58,9 +58,9 @@ def write() -> None:
 
 serve(
     {
-        "engine.lookup": us_each(look_up, CHUNKS, after=release),
-        "engine.retrieve": us_each(retrieve, CHUNKS, before=look_up, after=release),
-        "engine.release": us_each(release, CHUNKS, before=look_up),
-        "engine.reserve_publish": us_each(write, CHUNKS, after=lambda: writes.delete_l1_keys(other)),
+        "calls.lookup": us_each(look_up, CHUNKS, after=release),
+        "calls.retrieve": us_each(retrieve, CHUNKS, before=look_up, after=release),
+        "calls.release": us_each(release, CHUNKS, before=look_up),
+        "calls.reserve_publish": us_each(write, CHUNKS, after=lambda: writes.delete_l1_keys(other)),
     }
 )

@@ -1,4 +1,4 @@
-"""SGLang's own HTTP server, started by the command of the README."""
+"""SGLang's own HTTP server, started by the command of the README, and by `kvcore run`."""
 
 import json
 import random
@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,14 @@ ON_A_CPU = """--device cpu --attention-backend torch_native --sampling-backend p
 --hicache-write-policy write_through --hicache-storage-prefetch-policy wait_complete"""
 PROMPT = [random.Random(7).randrange(3, 1000) for _ in range(400)]
 """Longer than SGLang's own `prefetch_threshold`, 256 tokens."""
+STORED = ("sglang:kvcore_tier_operations_total", 'op="store"', 'outcome="ok"', 'tp_rank="0"')
 
 
 class Http:
     """The server, asked."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, log: Path) -> None:
+        self.log = log
         self._url = f"http://127.0.0.1:{port}"
 
     def ask(self, path: str, body: Any = None, method: str | None = None) -> str:
@@ -75,16 +78,19 @@ class Http:
 
 
 @pytest.fixture(scope="module")
-def http(
-    sglang_python: Path, tiny: Path, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Http]:
-    folder = tmp_path_factory.mktemp("http")
-    (folder / "kvcore.yaml").write_text(f"l2:\n  - storage: {{plugin: disk, path: {folder}/pages, capacity: 1GiB}}\n")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the configuration and the pages."""
+    made = tmp_path_factory.mktemp("http")
+    (made / "kvcore.yaml").write_text(f"l2:\n  - storage: {{plugin: disk, path: {made}/pages, capacity: 1GiB}}\n")
+    return made
+
+
+@contextmanager
+def served(command: list[str], folder: Path, environment: dict[str, str]) -> Iterator[Http]:
+    """A server for the time of a block."""
     port = free_port()
-    python, *words = shlex.split(USAGE.replace("MODEL", str(tiny)))
-    assert python == "python"
-    command = [str(sglang_python), *words, *ON_A_CPU.split(), "--port", str(port), "--admin-api-key", KEY]
-    asked = Http(port)
+    command = [*command, *ON_A_CPU.split(), "--port", str(port), "--admin-api-key", KEY]
+    asked = Http(port, folder / "sglang.log")
     server = Server("sglang", command, ready=lambda: bool(asked.ask("/model_info")), folder=folder, env=environment)
     try:
         server.start(timeout_s=600)
@@ -93,19 +99,44 @@ def http(
         server.stop()
 
 
-def test_the_command_of_the_readme(http: Http) -> None:
-    cold, loaded = http.generate()
-    assert loaded == 0
-    http.forget()
-    hot, loaded = http.generate()
-    assert loaded == 384
-    assert same([hot], [cold])
-    http.comes_to(25, "sglang:kvcore_tier_operations_total", 'op="store"', 'outcome="ok"', 'tp_rank="0"')
-    assert http.number("sglang:prefetched_tokens_total") == 384
-    http.ask("/hicache/storage-backend/clear", method="POST")
-    http.forget()
-    cleared, loaded = http.generate()
-    assert loaded == 0
-    assert same([cleared], [cold])
-    http.comes_to(24, "sglang:kvcore_hit_chunks_total", 'source="disk"')
-    assert http.number("sglang:kvcore_faults_total") == 0
+@pytest.fixture(scope="module")
+def first(sglang_python: Path, tiny: Path, environment: dict[str, str], folder: Path) -> dict[str, Any]:
+    """A server started by the command of the README: cold, from the storage, after it was emptied."""
+    out: dict[str, Any] = {}
+    python, *words = shlex.split(USAGE.replace("MODEL", str(tiny)))
+    assert python == "python"
+    with served([str(sglang_python), *words], folder, environment) as http:
+        out["cold"] = http.generate()
+        http.forget()
+        out["hot"] = http.generate()
+        http.comes_to(25, *STORED)
+        out["prefetched"] = http.number("sglang:prefetched_tokens_total")
+        http.ask("/hicache/storage-backend/clear", method="POST")
+        http.forget()
+        out["cleared"] = http.generate()
+        http.comes_to(24, "sglang:kvcore_hit_chunks_total", 'source="disk"')
+        http.comes_to(50, *STORED)
+        out["faults"] = http.number("sglang:kvcore_faults_total")
+    return out
+
+
+def test_the_command_of_the_readme(first: dict[str, Any]) -> None:
+    (cold, none), (hot, loaded), (cleared, again) = first["cold"], first["hot"], first["cleared"]
+    assert (none, loaded, again) == (0, 384, 0)
+    assert same([hot, cleared], [cold, cold])
+    assert (first["prefetched"], first["faults"]) == (384, 0)
+
+
+def test_a_server_started_by_kvcore_run(
+    first: dict[str, Any], sglang_python: Path, tiny: Path, environment: dict[str, str], folder: Path
+) -> None:
+    """After a restart, it finds what the other has stored."""
+    command = [str(sglang_python), "-m", "kvcore", "run", "sglang", "--config", "kvcore.yaml", "--", "serve", str(tiny)]
+    with served(command, folder, environment) as http:
+        hot, loaded = http.generate()
+        faults = http.number("sglang:kvcore_faults_total")
+    assert (loaded, faults) == (384, 0)
+    assert same([hot], [first["cold"][0]])
+    said = http.log.read_text()
+    assert "kvcore adds: --enable-hierarchical-cache --hicache-storage-backend dynamic " in said
+    assert f'"config":"{folder}/kvcore.yaml"' in said

@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 STORE ?= disk
 OVER ?= server
 
-.PHONY: help setup setup-sglang setup-lmcache test test-unit test-vllm test-sglang test-lmcache matrix soak check lint types contracts docs docs-check demo demo-two-engines demo-prefill-decode demo-prefix-router bench dist clean
+.PHONY: help setup setup-sglang setup-lmcache test test-again test-unit test-vllm test-sglang test-lmcache matrix soak check lint types contracts docs docs-check demo demo-two-engines demo-prefill-decode demo-prefix-router bench dist clean
 
 help: ## What the targets do
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -81,6 +81,9 @@ test-sglang: setup setup-sglang ## Run the tests in real SGLang
 
 test-lmcache: setup setup-lmcache ## Run the tests in real LMCache
 	$(BIN)/python -m pytest -m lmcache $(PYTEST_ARGS)
+
+test-again: ## Run what the last run has failed once more, alone; not when that is more than five tests
+	$(BIN)/python tests/again.py $(PYTEST_ARGS)
 
 matrix: setup setup-sglang setup-lmcache ## Run every storage under every engine, and write the results into README.md
 	KVCORE_TEST_MATRIX=build/matrix.json $(BIN)/python -m pytest tests/matrix -k "not readme" $(PYTEST_ARGS)

@@ -1,7 +1,9 @@
 """`kvcore run vllm` starts a real server that uses kvcore, and after a restart reuses what it had computed."""
 
 import json
+import os
 import random
+import shlex
 import sys
 import time
 from http.client import HTTPConnection
@@ -15,6 +17,7 @@ from kvcore.testing.servers import Server, free_port
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1500)]
 
+HERE = Path(__file__).resolve().parent
 READY_S = 600.0
 CHUNKS = 4
 TOKENS = 128 * CHUNKS + 50
@@ -25,21 +28,22 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONPATH": os.pathsep.join(map(str, (HERE / "offload_plugin", HERE.parents[1] / "benchmarks"))),
 }
 
 
 class Run(Server):
     """`kvcore run vllm` with a tiny model."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, folder: Path, model: Path, via: str) -> None:
         self.port = free_port()
         tier = {"storage": {"plugin": "disk", "path": str(folder / "cache"), "capacity": "1GiB"}, "read": "always"}
         values = {"l1": {"size": "64MiB"}, "l2": [tier], "chunk_tokens": 128, "lookup_timeout": "20s"}
         (folder / "kvcore.yaml").write_text(yaml.safe_dump(values))
         words = ["serve", str(model), "--served-model-name", "model", "--host", "127.0.0.1", "--port", str(self.port)]
         words += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "2048", "--enable-prompt-tokens-details"]
-        command = [sys.executable, "-m", "kvcore", "run", "vllm", "--config", "kvcore.yaml", "--", *words]
-        super().__init__("vllm", command, ready=self._healthy, folder=folder, env=ENVIRONMENT)
+        command = [sys.executable, "-m", "kvcore", "run", "vllm", "--via", via, "--config", "kvcore.yaml"]
+        super().__init__("vllm", [*command, "--", *words], ready=self._healthy, folder=folder, env=ENVIRONMENT)
 
     def asked(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=120)
@@ -67,10 +71,11 @@ def written(folder: Path) -> int:
     return sum(f.is_file() and f.stat().st_size > 16 << 10 for f in folder.rglob("*"))
 
 
-def test_a_server_started_by_kvcore_run(models: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("via", ["connector", "tier"])
+def test_a_server_started_by_kvcore_run(models: Path, tmp_path: Path, via: str) -> None:
     numbers = random.Random(5)
     prompt = [numbers.randrange(3, 1000) for _ in range(TOKENS)]
-    server = Run(tmp_path, models / "tiny")
+    server = Run(tmp_path, models / "tiny", via)
     server.start(READY_S)
     try:
         first, cached = server.complete(prompt)
@@ -84,6 +89,10 @@ def test_a_server_started_by_kvcore_run(models: Path, tmp_path: Path) -> None:
         assert server.complete(prompt) == (first, 128 * CHUNKS)
     finally:
         server.stop()
-    said = server.log.read_text()
-    assert said.startswith("kvcore adds: --kv-transfer-config '{")
-    assert f'"kvcore.config":"{tmp_path}/kvcore.yaml"' in said
+    added = json.loads(shlex.split(server.log.read_text().splitlines()[0].removeprefix("kvcore adds: "))[1])
+    extra = added["kv_connector_extra_config"]
+    if via == "connector":
+        assert (added["kv_connector"], extra["kvcore.config"]) == ("KVCoreConnector", f"{tmp_path}/kvcore.yaml")
+    else:
+        assert (added["kv_connector"], extra["cpu_bytes_to_use"]) == ("OffloadingConnector", 64 << 20)
+        assert [tier["config"] for tier in extra["secondary_tiers"]] == [f"{tmp_path}/kvcore.yaml"]

@@ -19,7 +19,11 @@ class Arena(Protocol):
 
 
 class Mover(Protocol):
-    """Copies the blocks of some adjacent layers of one group; `layers` counts from the first of them, None is all."""
+    """Copies the blocks of some adjacent layers of one group; `layers` counts from the first of them, None is all.
+
+    On a device a copy takes its place in the calling thread's current stream: it comes after what that was told before,
+    and what it is told later finds the copy done. The call itself may return earlier.
+    """
 
     @property
     def depth(self) -> int:

@@ -8,7 +8,8 @@ from kvcore_trtllm import INTERFACE_TESTED
 
 DISTRIBUTION = "tensorrt_llm"
 INTERFACE = "035ab91cad04b7b77a479a9526edecfbc742c661"
-"""The commit of TensorRT-LLM's repository in which the interface was read; it holds for 00fdcbff, too."""
+"""The commit of TensorRT-LLM's repository in which the interface was read; it holds for 00fdcbff, too. What else is
+relied on, name by name: `tests/kvcore_trtllm/trtllm_record.json`."""
 
 _MODULES = (
     "tensorrt_llm._torch.pyexecutor.connectors.kv_cache_connector",
@@ -17,11 +18,12 @@ _MODULES = (
 """Where the interface stands, the newest first."""
 _NOT_TOKENS = (
     "lora_task_id",
+    "py_lora_path",
     "multimodal_hashes",
     "multimodal_embedding",
+    "py_multimodal_data",
     "prompt_embedding_table",
     "mrope_rotary_cos_sin",
-    "encoder_input_len",
 )
 """Attributes of a request whose KV depends on more than its tokens."""
 
@@ -49,6 +51,10 @@ def check_supported(llm_args: Any) -> None:
         raise LayoutError("speculative_config is set: TensorRT-LLM's connector interface does not support draft tokens")
     if getattr(llm_args, "enable_attention_dp", False):
         raise LayoutError("enable_attention_dp is set: kvcore's objects hold the KV of a tensor-parallel group")
+    if getattr(llm_args, "kv_cache_compression_config", None) is not None:
+        raise LayoutError("kv_cache_compression_config is set: what it keeps is not the KV of a prefix")
+    if getattr(llm_args.kv_cache_config, "cross_kv_cache_fraction", None) is not None:
+        raise LayoutError("kv_cache_config.cross_kv_cache_fraction is set: encoder-decoder models are not supported")
     windows = getattr(llm_args.kv_cache_config, "max_attention_window", None)
     if windows:
         raise LayoutError("kv_cache_config.max_attention_window is set: only full attention is supported")
@@ -102,15 +108,21 @@ def tokens_of(request: Any) -> list[int]:
 def salt_of(request: Any) -> str | None:
     """What separates this request's KV from that of others with the same tokens; None: it depends on what has no
     name, and is not cached."""
-    if getattr(request, "is_generation_only_request", False) is True:
+    generation_only = getattr(request, "is_generation_only_request", False)
+    if generation_only() if callable(generation_only) else generation_only:  # a property of C++, a method of Python
         return None
-    if any(getattr(request, name, None) for name in _NOT_TOKENS):
+    if any(_is_given(getattr(request, name, None)) for name in _NOT_TOKENS):
         return None
     for name in ("cache_salt", "cache_salt_id"):
         salt = getattr(request, name, None)
         if salt is not None:
             return f"{name}={salt}"
     return ""
+
+
+def _is_given(value: Any) -> bool:
+    """Adapter 0 is one, and a tensor has no truth of its own."""
+    return value is not None and not (isinstance(value, (str, list, dict)) and not value)
 
 
 def event_after(tensor: Any, stream: Any) -> Any:

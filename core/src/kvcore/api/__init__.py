@@ -25,6 +25,7 @@ from kvcore.api.eviction import EvictionPolicy
 from kvcore.api.hooks import API_VERSIONS, GROUPS, KINDS, ApiVersion, Component, Kind, ObjectEvent, hookimpl, hookspec
 from kvcore.api.keys import KeyGenerator, KeySource, ObjectKey
 from kvcore.api.layout import ObjectLayout
+from kvcore.api.prefetch import Brought, Prefetch
 from kvcore.api.serde import Serde
 from kvcore.api.storage import (
     MISSING,
@@ -56,6 +57,7 @@ __all__ = [
     "ApiVersion",
     "ArenaError",
     "BlockingStorage",
+    "Brought",
     "Component",
     "ConfigError",
     "Context",
@@ -84,6 +86,7 @@ __all__ = [
     "ObjectLayout",
     "PluginConfig",
     "PluginError",
+    "Prefetch",
     "Serde",
     "SerdeError",
     "ServiceError",

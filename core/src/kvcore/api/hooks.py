@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 import pluggy
 
+from kvcore.api.prefetch import Prefetch
+
 hookspec = pluggy.HookspecMarker("kvcore")
 hookimpl = pluggy.HookimplMarker("kvcore")
 
@@ -103,6 +105,23 @@ def kvcore_opened(name: str) -> None:
 @hookspec
 def kvcore_closed(name: str) -> None:
     """The cache engine named `name` has closed."""
+
+
+@hookspec
+def kvcore_prefetch(prefetch: Prefetch) -> None:
+    """A cache engine with L1 is open, after `kvcore_opened`: with `prefetch` it can be asked to load ahead."""
+
+
+@hookspec
+def kvcore_queued(namespace: bytes, hashes: Sequence[bytes]) -> None:
+    """An engine has got a request whose prompt has these chunks, and will look them up when it is its turn. Only from
+    engines that say so. Called in the engine's step, or on the server's thread: take it down and return."""
+
+
+@hookspec
+def kvcore_asked(namespace: bytes, hashes: Sequence[bytes]) -> None:
+    """A request was looked up. Over a server, without the chunks at the front that the engine holds itself. Called as
+    `kvcore_queued` is."""
 
 
 @hookspec

@@ -97,6 +97,10 @@ class Fetcher:
         self._in_order = in_order
         self._on_found = on_found
         self._inflight: dict[tuple[ObjectSpace, bytes], asyncio.Future[None]] = {}
+        self._awaited = 0
+        self.idle = asyncio.Event()
+        """Set while no load is under way that somebody waits for."""
+        self.idle.set()
 
     async def locate(self, wants: Sequence[Want], after: Tier | None = None) -> list[Tier | None]:
         """The source of each object: the first tier, of those `after` one or of all, that says it has it.
@@ -114,8 +118,19 @@ class Fetcher:
         """Load `wants` from their `sources`; ends when the last batch has arrived or failed. No tier makes it raise.
 
         Args:
-            probe: nobody waits for it; it is made to see how fast the tier is.
+            probe: nobody waits for it: it is made to see how fast the tier is, or ahead of a request.
         """
+        self._awaited += not probe
+        if self._awaited:
+            self.idle.clear()
+        try:
+            await self._load(fetch, wants, sources, probe)
+        finally:
+            self._awaited -= not probe
+            if not self._awaited:
+                self.idle.set()
+
+    async def _load(self, fetch: Fetch, wants: Sequence[Want], sources: Sequence[Tier | None], probe: bool) -> None:
         spans: dict[Tier, _Span] = {}
         groups: dict[tuple[int, ObjectSpace], tuple[Tier, list[Want]]] = {}
         for want, tier in zip(wants, sources, strict=True):

@@ -17,6 +17,7 @@ from kvcore.control import StorageManager
 from kvcore.engine import space as spaces
 from kvcore.engine.face import StorePlan
 from kvcore.engine.lookup import Lookup, count_answer
+from kvcore.engine.prefetch import Prefetcher
 from kvcore.engine.presence import Presence
 from kvcore.engine.space import ModelSpec, Space
 from kvcore.l1 import L1Object, ObjectSpace, WriteLease
@@ -55,7 +56,9 @@ class CacheEngine:
         manager.tenancy.forgotten = self._forget
         self._lock = threading.Lock()
         self._log = Throttle()
+        self.prefetcher = Prefetcher(manager, self.registered.get, self.object_space)
         self._presence = Presence(manager, name)
+        manager.hooks.prefetch(self.prefetcher)
 
     @classmethod
     def open(
@@ -138,7 +141,14 @@ class CacheEngine:
         if self.manager.stores.selective:  # also what the engine holds itself: it is in use
             for table, layout in zip(tables, space.groups, strict=True):
                 self.manager.stores.asked(table, hashes, layout)
+        if self.prefetcher.listening and not each:
+            self.prefetcher.asked(space, tables, hashes)
         return lookup
+
+    def queued(self, space: Space, hashes: Sequence[bytes]) -> None:
+        """See `Engine.queued`."""
+        if hashes and self.manager.hooks.listens("queued"):
+            self.manager.hooks.queued(space.namespace, hashes)
 
     def retrieve(self, lookup: Lookup, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
         """See `Engine.retrieve`."""
@@ -357,6 +367,7 @@ class CacheEngine:
         """Have `observer`'s methods `stored(events)`, `evicted(events)` and so on called, as those of `hooks:` are."""
         self.manager.hooks.add(name, observer)
         self.manager.residents.watch()
+        self.prefetcher.watch()
 
     def _forget(self, gone: Sequence[ObjectSpace]) -> None:
         with self._lock:

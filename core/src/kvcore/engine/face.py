@@ -74,6 +74,10 @@ class Engine(Protocol):
         16,384 chunks at most (fewer where a model has more than four groups), those at the front.
         """
 
+    def queued(self, space: Space, hashes: Sequence[bytes]) -> None:
+        """A request with these chunks, all from its first on, waits for its turn, when it will be looked up. Hooks hear
+        of it, which may have them brought into L1 by then. Worth a call only where requests can wait."""
+
     def retrieve(self, lookup: Any, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
         """The plan that loads an answered lookup's chunks into the engine's blocks.
 

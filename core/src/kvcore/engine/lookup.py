@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 
 from kvcore.control import Fetch, Step, StorageManager, Want
@@ -188,16 +188,8 @@ class Lookup:
 
     async def _fetch(self, fetch: Fetch, missing: list[tuple[int, int]]) -> None:
         fetcher = self._manager.fetcher
-        wants = [Want(self._tables[g], self._hashes[i], self.space.groups[g]) for g, i in missing]
-        sources = await fetcher.locate(wants)
-        there = [set(objects) for objects in self.objects]
-        for (g, i), source in zip(missing, sources, strict=True):
-            if source:
-                there[g].add(i)
-        end = self._usable(there)
-        needed = [k for k, (g, i) in enumerate(missing) if i < end and sources[k] and self._in_window(g, i, end)]
-        fetch.lost(_NOT_ASKED, sum(not source for source in sources))
-        loads = [(missing[k][1], wants[k], source) for k in needed if (source := sources[k])]
+        loads, end, absent = await self.located(missing, self.objects)
+        fetch.lost(_NOT_ASKED, absent)
         end = self._worth(loads, end)
         refused = [(want, tier) for i, want, tier in loads if i >= end]
         loads = [load for load in loads if load[0] < end]
@@ -206,6 +198,22 @@ class Lookup:
             if self._manager.admission.probe_due(tier):
                 fetcher.probe(tier, [want for want, t in refused if t is tier])
         await fetcher.load(fetch, [want for _, want, _ in loads], [tier for _, _, tier in loads])
+
+    async def located(
+        self, missing: list[tuple[int, int]], here: Sequence[Collection[int]]
+    ) -> tuple[list[tuple[int, Want, Tier]], int, int]:
+        """What to load of `missing` (group, chunk) for the longest prefix that there is with the chunks `here`: the
+        chunk, the object and its tier. Also where that prefix ends, and how many objects no tier has."""
+        wants = [Want(self._tables[g], self._hashes[i], self.space.groups[g]) for g, i in missing]
+        sources = await self._manager.fetcher.locate(wants)
+        there = [set(chunks) for chunks in here]
+        for (g, i), source in zip(missing, sources, strict=True):
+            if source:
+                there[g].add(i)
+        end = self._usable(there)
+        found = zip(missing, wants, sources, strict=True)
+        loads = [(i, want, s) for (g, i), want, s in found if s and i < end and self._in_window(g, i, end)]
+        return loads, end, sources.count(None)
 
     def _worth(self, loads: "Sequence[tuple[int, Want, Tier]]", end: int) -> int:
         """Where the prefix ends that is sooner loaded than computed. With windows it is all or nothing: a window lies

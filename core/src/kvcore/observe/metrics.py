@@ -94,6 +94,25 @@ METRICS: dict[str, Spec] = {
     "prefill_tokens_per_second": Spec("gauge", "How fast the engine computes prompts, as last estimated"),
     "tier_evicted": Spec("counter", "Objects deleted to keep a tier within its `capacity`", _TIER),
     "tier_promoted": Spec("counter", "Objects found in a later tier and offered to this one", _TIER),
+    "prefetch_objects": Spec(
+        "counter",
+        "Objects loaded ahead of their request",
+        {
+            "cause": "`queued` (the request waits for its turn), `next_turn` (of a conversation, foreseen by "
+            "`kvcore-prefetch`), or a word of another plugin's",
+            "became": "`brought` (all), `used` (asked for while they were in L1), `wasted` (they left it before)",
+        },
+    ),
+    "prefetch_skipped": Spec(
+        "counter",
+        "Loads ahead that were not made, or not to their end",
+        {
+            "cause": "as in `kvcore_prefetch_objects_total`",
+            "reason": "`asked` (the request came before it began), `no_room` (as much as is allowed in L1 is not used "
+            "yet, or only L1 has what it would take the place of), `queue_full` (256 wait), `failed` (a tier did not "
+            "deliver)",
+        },
+    ),
     "serde_bytes": Spec(
         "counter",
         "Bytes into and out of a tier's serde chain when encoding",

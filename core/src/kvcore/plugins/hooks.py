@@ -8,10 +8,11 @@ import pluggy
 
 from kvcore.api.errors import PluginError
 from kvcore.api.hooks import ObjectEvent
+from kvcore.api.prefetch import Prefetch
 
 log = logging.getLogger("kvcore")
 
-OBSERVERS = ("opened", "closed", "stored", "loaded", "evicted", "failed")
+OBSERVERS = ("opened", "closed", "prefetch", "queued", "asked", "stored", "loaded", "evicted", "failed")
 
 
 class Hooks:
@@ -45,6 +46,18 @@ class Hooks:
     def closed(self, name: str) -> None:
         """The cache engine `name` has closed."""
         self._tell("closed", name=name)
+
+    def prefetch(self, prefetch: Prefetch) -> None:
+        """`prefetch` loads ahead."""
+        self._tell("prefetch", prefetch=prefetch)
+
+    def queued(self, namespace: bytes, hashes: Sequence[bytes]) -> None:
+        """A request waits for its turn."""
+        self._tell("queued", namespace=namespace, hashes=hashes)
+
+    def asked(self, namespace: bytes, hashes: Sequence[bytes]) -> None:
+        """A request was looked up."""
+        self._tell("asked", namespace=namespace, hashes=hashes)
 
     def stored(self, events: Sequence[ObjectEvent]) -> None:
         """Objects became loadable."""
@@ -94,7 +107,7 @@ class Hooks:
                     log.exception("hooks plugin %s raised in kvcore_%s; later ones are not logged", label, event)
 
 
-TRAITS = {"storage": ("persistent", "shared"), "serde": ("lossy",), "keys": ("scheme",)}
+TRAITS = {"storage": ("persistent", "shared"), "serde": ("lossy", "sealing"), "keys": ("scheme",)}
 
 
 def interface(kind: str) -> tuple[type[Any], ...]:

@@ -138,6 +138,16 @@ class RemoteEngine:
             self._lost_lookup(lookup)
         return lookup
 
+    def queued(self, space: Space, hashes: Sequence[bytes]) -> None:
+        """See `Engine.queued`."""
+        assert isinstance(space, ServedSpace)
+        link = self._link
+        if link is None or not link.welcome.queued or space.refused or not hashes:
+            return
+        front = hashes[: wire.most_hashes(len(space.groups))]
+        if spaces.even(front):
+            link.tell(wire.Queued(space.id, len(front[0]), b"".join(front)))
+
     def retrieve(self, lookup: RemoteLookup, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
         """See `Engine.retrieve`."""
         promised = lookup.answer

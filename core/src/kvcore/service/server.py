@@ -250,6 +250,7 @@ class Server:
                 config.l1.lease,
                 config.lookup_timeout,
                 self.engine.tiers,
+                self.engine.manager.hooks.listens("queued"),
             )
         )
         self.engine.metrics.set("sessions", len(self._sessions))

@@ -153,6 +153,13 @@ class Session:
         else:
             self._answer(number)
 
+    def _queued(self, message: wire.Queued) -> None:
+        hashes = wire.split_hashes(message.hashes, message.hash_bytes)
+        space = self._spaces.get(message.space)
+        if space is not None:
+            _bound(hashes, space)
+            self._engine.queued(space, hashes)
+
     def _answered(self, number: int) -> None:
         """From any thread; on the server's, whoever asks sees it."""
         if threading.get_ident() != self._thread:
@@ -288,6 +295,7 @@ class Session:
 
 _HANDLERS: dict[type, Callable[[Session, Any], None]] = {
     wire.Find: Session._find,
+    wire.Queued: Session._queued,
     wire.Hold: Session._hold,
     wire.Use: Session._use,
     wire.Release: Session._release,

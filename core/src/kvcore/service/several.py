@@ -133,6 +133,12 @@ class SeveralEngine:
         assert isinstance(space, SeveralSpace)
         return SeveralLookup(self, space, hashes, first)
 
+    def queued(self, space: Space, hashes: Sequence[bytes]) -> None:
+        """See `Engine.queued`."""
+        assert isinstance(space, SeveralSpace)
+        for engine, part in zip(self.parts, space.parts, strict=True):
+            engine.queued(part, hashes)
+
     def _ask(self, part: int, space: SeveralSpace, hashes: Sequence[bytes], first: int) -> RemoteLookup:
         return self.parts[part].lookup(space.parts[part], hashes, first)
 

@@ -74,7 +74,7 @@ class Welcome(msgspec.Struct, tag="welcome", tag_field="kind", frozen=True):
 
     Args:
         arena: the descriptor of the server's arena. lease_s: how long leases last. lookup_timeout_s: the longest time
-            to a lookup's answer. tiers: name -> plugin.
+            to a lookup's answer. tiers: name -> plugin. queued: whether `Queued` is of use to anyone.
     """
 
     protocol: int
@@ -84,6 +84,7 @@ class Welcome(msgspec.Struct, tag="welcome", tag_field="kind", frozen=True):
     lease_s: float
     lookup_timeout_s: float
     tiers: dict[str, str]
+    queued: bool = False
 
 
 # -- from a client -----------------------------------------------------------------------------------------------------
@@ -122,6 +123,18 @@ class Find(Request, tag="find"):
     hash_bytes: HashBytes
     hashes: Packed
     each: bool = False
+
+
+class Queued(Request, tag="queued"):
+    """A request with these chunks will be looked up when it is its turn. No answer. Only to a server that asks for it.
+
+    Args:
+        hashes: from the first chunk on.
+    """
+
+    space: Id
+    hash_bytes: HashBytes
+    hashes: Packed
 
 
 class Exists(Request, tag="exists"):
@@ -307,7 +320,7 @@ class Number(Reply, tag="number"):
 
 AnyRequest = (
     Register | Forget | Find | Hold | Use | Release | Reserve | Publish | Prefilled | Exists | Delete | Clear | Drain
-    | News | Ping
+    | News | Ping | Queued
 )  # fmt: skip
 AnyReply = Registered | Searching | Found | Reserved | Told | There | Number
 

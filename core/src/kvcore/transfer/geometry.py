@@ -39,7 +39,7 @@ class Geometry:
 
 
 def geometry(tensor: "torch.Tensor", smallest: int) -> Geometry | None:
-    """The geometry of a layer in host memory; None when its segments have less than `smallest` bytes."""
+    """The geometry of a layer; None when its segments have less than `smallest` bytes."""
     size = tensor.element_size()
     dims = [(n, s * size) for n, s in zip(tensor.shape[1:], tensor.stride()[1:], strict=True) if n > 1]
     segment = size

@@ -146,6 +146,12 @@ def _movers(tensors: "Sequence[torch.Tensor]", blocks: int, memory: memoryview, 
             found = windows(tensors, blocks, memory, smallest=1 if rows else SMALLEST)
             if found is not None:
                 return found
+    if rows is None and tensors[0].device.type != "cpu":
+        from kvcore.transfer.cuda import cuda_movers
+
+        kernels = cuda_movers(tensors, blocks, memory)
+        if kernels is not None:
+            return kernels
     from kvcore.transfer.tensors import Tensors
 
     return [Tensors(tensors, blocks, memory)]

@@ -6,9 +6,6 @@ from kvcore_sglang.faults import Guarded, guarded
 
 
 class Part(Guarded):
-    def __init__(self) -> None:
-        self.faults = {}
-
     @guarded(lambda keys: [False] * len(keys))
     def ask(self, keys: list[str]) -> list[bool]:
         return [key == "here" for key in keys]

@@ -5,6 +5,7 @@ from kvcore.engine.attach import attach_arena
 from kvcore.engine.cache_engine import CacheEngine
 from kvcore.engine.face import Engine, EngineLookup, StorePlan
 from kvcore.engine.fingerprint import weights_fingerprint
+from kvcore.engine.guard import Guarded, guarded
 from kvcore.engine.local_store import LocalStore
 from kvcore.engine.lookup import Lookup
 from kvcore.engine.space import GroupSpec, ModelSpec, Space
@@ -18,6 +19,7 @@ __all__ = [
     "Engine",
     "EngineLookup",
     "GroupSpec",
+    "Guarded",
     "LocalStore",
     "Lookup",
     "ModelSpec",
@@ -26,5 +28,6 @@ __all__ = [
     "StorePlan",
     "StoreSpace",
     "attach_arena",
+    "guarded",
     "weights_fingerprint",
 ]

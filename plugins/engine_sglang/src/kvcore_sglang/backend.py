@@ -40,7 +40,7 @@ class KVCoreHiCache(_compat.storage_class(), Guarded):  # type: ignore[misc]
 
     def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
         _compat.share_log()
-        self.faults = {}
+        Guarded.__init__(self)
         self._config = storage_config
         self._options = parse_options(storage_config.extra_config or {})
         self._model = running_model()

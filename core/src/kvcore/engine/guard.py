@@ -31,8 +31,8 @@ class Guarded:
 
 
 def guarded(default: Callable[..., Any], *, of_first: bool = False) -> Callable[[F], F]:
-    """Decorate a method of a `Guarded`: its errors become `default()`, or with `of_first` `default(first argument)`, where
-    None stands for an argument that is not there."""
+    """Decorate a method of a `Guarded`: its errors become `default()`, or with `of_first` `default(first argument)`,
+    None where there is none."""
 
     def decorate(method: F) -> F:
         @functools.wraps(method)

@@ -48,11 +48,16 @@ class SerdeError(KVCoreError):
     """A serde cannot encode or decode these bytes; the object is a miss."""
 
 
+class SerdeUnavailable(SerdeError):
+    """A serde lacks what these bytes need, such as a key that is not configured here: the object is a miss, and stays
+    for those who have it."""
+
+
 class FrameError(KVCoreError):
     """Stored bytes are not a valid frame for this key (see `docs/format.md`); the object is a miss.
 
     `reason` is a fixed word for metrics: `short`, `magic`, `version`, `header`, `length`, `key`, `checksum`, `serde`,
-    `unknown_serde`.
+    `unknown_serde`, `unsealed`.
     """
 
     def __init__(self, reason: str, text: str) -> None:

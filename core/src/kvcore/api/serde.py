@@ -17,6 +17,9 @@ class Serde(ABC):
 
     lossy: ClassVar[bool] = False
     """True: decoded bytes may differ from the source. The serde's `tag` then enters the namespace."""
+    sealing: ClassVar[bool] = False
+    """True: the serde encrypts or signs. What it encodes is stored even where that is longer, and a tier that has it
+    takes nothing from its storage that it has not encoded."""
 
     def __init__(self, config: Any, context: Any) -> None:
         """`config` is the validated model of the plugin's own config; `context` is a `Context`."""
@@ -35,9 +38,15 @@ class Serde(ABC):
     def decode(self, source: memoryview, into: memoryview, layout: ObjectLayout) -> None:
         """Decode `source` so that it fills `into`, which has exactly the length of what was encoded.
 
-        Raises `SerdeError` when `source` is not what `encode` writes or does not fill `into` exactly.
+        Raises `SerdeError` when `source` is not what `encode` writes or does not fill `into` exactly, and
+        `SerdeUnavailable` when it cannot be told here, for want of a key.
         """
 
     @abstractmethod
     def max_encoded_bytes(self, nbytes: int) -> int:
         """An upper bound of what `encode` returns for `nbytes` of input."""
+
+    def bound(self, to: bytes) -> "Serde":
+        """The serde for one object, asked for when it is `sealing`. `to` stands for the object's key and for the stages
+        up to this one: a serde that signs covers it, so that it takes no object under another's name."""
+        return self

@@ -108,7 +108,9 @@ def _faults(error: ValidationError, model: type[BaseModel], data: Any, prefix: P
         given = "" if errors[0]["type"] == "missing" else _given(data, model, path)
         text = " or ".join(texts)
         if extra:
-            text = f"no such option, given {given}{_unknown(model, path, full, tree)}"
+            # What a variable of no option holds is not ours to print: secrets are kept in variables.
+            told = "" if source.kind == "environment" else f", given {given}"
+            text = f"no such option{told}{_unknown(model, path, full, tree)}"
         elif given and errors[0]["type"] != "value_error":
             text += f", given {given}"
         found.append(Fault(source.at_key() if extra else str(source), show(full), text))

@@ -5,7 +5,7 @@ A payload is several ranges of memory, one after the other. They are joined only
 
 from collections.abc import Callable, Sequence
 
-from kvcore.api import FrameError, ObjectKey, ObjectLayout, Serde, SerdeError, fill
+from kvcore.api import FrameError, ObjectKey, ObjectLayout, Serde, SerdeError, SerdeUnavailable, fill
 from kvcore.api.buffers import take
 from kvcore.l2 import frame
 from kvcore.l2.frame import HEADER_BYTES, Stage
@@ -28,6 +28,8 @@ class Codec:
         self.chain = tuple(chain)
         self._resolve = resolve
         self._by_tag = {serde.tag: serde for serde in chain}
+        self._seals = {serde.tag for serde in chain if serde.sealing}
+        self._whatever_size = any(serde.lossy or serde.sealing for serde in chain)
 
     @property
     def plain(self) -> bool:
@@ -48,8 +50,9 @@ class Codec:
             data, stages = joined(payload), []
             for serde in self.chain:
                 stages.append(Stage(serde.tag, len(data)))
-                data = memoryview(serde.encode(data, layout)).cast("B")
-            if len(data) < nbytes or any(serde.lossy for serde in self.chain):
+                bound = serde.bound(frame.binding(key, stages)) if serde.sealing else serde
+                data = memoryview(bound.encode(data, layout)).cast("B")
+            if len(data) < nbytes or self._whatever_size:
                 frame.pack(key, len(data), stages, frame.checksum(data), header)
                 return (data,)
         frame.pack(key, nbytes, [], frame.checksum(payload), header)
@@ -67,6 +70,8 @@ class Codec:
         nbytes = sum(map(len, into))
         if original != nbytes or found.payload_bytes > sum(map(len, body)):
             raise FrameError("length", f"holds {original} bytes, the object has {nbytes}")
+        if missing := self._seals.difference(stage.tag for stage in found.stages):
+            raise FrameError("unsealed", f"is not encoded by {', '.join(missing)}, as all of this tier's objects are")
         parts = take(body, found.payload_bytes)
         if frame.checksum(parts) != found.checksum:
             raise FrameError("checksum", "the payload's checksum does not match")
@@ -83,8 +88,12 @@ class Codec:
                 raise FrameError("header", f"stage {stage.tag} claims {stage.input_bytes} bytes")
             last = i == 0 and len(into) == 1
             target = into[0] if last else memoryview(bytearray(stage.input_bytes))
+            if serde.sealing:
+                serde = serde.bound(frame.binding(key, found.stages[: i + 1]))
             try:
                 serde.decode(data, target, layout)
+            except SerdeUnavailable as error:
+                raise FrameError("unknown_serde", f"{stage.tag}: {error}") from error
             except SerdeError as error:
                 raise FrameError("serde", f"{stage.tag}: {error}") from error
             data = target

@@ -65,13 +65,23 @@ def pack(
         ),
         key.chunk_hash,
     ]  # fmt: skip
-    for tag, input_bytes in stages:
-        encoded = tag.encode()
-        if not _TAG.fullmatch(encoded):
-            raise FrameError("serde", f"a serde's tag is 1 to {MAX_TAG_BYTES} characters of [a-z0-9._/-], not {tag!r}")
-        fields.append(_STAGE.pack(input_bytes, len(encoded)) + encoded)
-    header = b"".join(fields)
+    header = b"".join([*fields, *map(_packed, stages)])
     into[:] = header.ljust(HEADER_BYTES - _CHECK.size, b"\0") + _CHECK.pack(xxhash.xxh3_64_intdigest(header))
+
+
+def binding(key: ObjectKey, stages: Sequence[Stage]) -> bytes:
+    """What a sealing serde, the last of `stages`, binds its encoding to."""
+    lengths = struct.pack("<IHH", key.group, len(key.chunk_hash), len(stages))
+    return b"".join([b"kvcore/1", lengths, key.namespace, key.chunk_hash, *map(_packed, stages)])
+
+
+def _packed(stage: Stage) -> bytes:
+    tag = stage.tag.encode()
+    if not _TAG.fullmatch(tag):
+        raise FrameError(
+            "serde", f"a serde's tag is 1 to {MAX_TAG_BYTES} characters of [a-z0-9._/-], not {stage.tag!r}"
+        )
+    return _STAGE.pack(stage.input_bytes, len(tag)) + tag
 
 
 def unpack(key: ObjectKey, header: memoryview, stored_bytes: int) -> Frame:

@@ -27,6 +27,7 @@ PACKAGES: Mapping[tuple[str, str], str] = {
     ("storage", "mooncake"): "kvcore-mooncake",
     ("storage", "nixl"): "kvcore-nixl",
     ("serde", "zstd"): "kvcore-zstd",
+    ("serde", "aesgcm"): "kvcore-aesgcm",
     ("hooks", "events"): "kvcore-events",
     ("engine", "vllm"): "kvcore-vllm",
     ("engine", "sglang"): "kvcore-sglang",

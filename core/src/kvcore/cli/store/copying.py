@@ -30,7 +30,8 @@ async def copy(args: argparse.Namespace, source: Source, target: Source) -> dict
             ):
                 if text := await _eviction(here, there):
                     progress.warn(text)
-                await _Copy(here, there, tally, dry_run=args.dry_run).run(args.namespace)
+                seals = {s.tag for s in (target.registry.create("serde", c) for c in to_tier.serde) if s.sealing}
+                await _Copy(here, there, tally, seals, dry_run=args.dry_run).run(args.namespace)
             result["ok"] = not (tally["corrupt"] or tally["failed"])
             tally.show(f"{args.source} to {args.target}", dry_run=args.dry_run)
         except KVCoreError as e:
@@ -56,11 +57,15 @@ async def _eviction(here: Frames, there: Frames) -> str | None:
     )
 
 
+_ALL = "all of TO's objects are; frames are copied as they are"
+
+
 class _Copy:
     """One run."""
 
-    def __init__(self, here: Frames, there: Frames, tally: Tally, *, dry_run: bool) -> None:
+    def __init__(self, here: Frames, there: Frames, tally: Tally, seals: set[str], *, dry_run: bool) -> None:
         self._here, self._there = here, there
+        self._seals = seals
         self._tally = tally
         self._dry_run = dry_run
         self._reads, self._writes = GiveUp(), GiveUp()
@@ -90,7 +95,14 @@ class _Copy:
                         self._tally.name(found.key, found.nbytes, found.state, found.reason)
             failures = [f.reason for f in batch.found if f.state == "failed"]
             self._reads.note(failures[0] if len(failures) == len(absent) else None)
-            whole = [f for f in batch.found if f.state == "whole"]
+            whole = []
+            for found in batch.found:
+                if found.state != "whole":
+                    continue
+                if missing := self._seals.difference(found.tags):
+                    self._failed(found.key, found.nbytes, f"not encoded by {', '.join(missing)}, as {_ALL}")
+                else:
+                    whole.append(found)
             if not whole:
                 return
             outcomes = await self._there.write(batch, whole)

@@ -1,7 +1,5 @@
 """Eviction policy `fifo`: the key that came first goes first, whatever is used."""
 
-from collections.abc import Hashable, Sequence
-
 from kvcore.api import ApiVersion, Component, hookimpl
 from kvcore.builtin.eviction_order import OrderedPolicy
 
@@ -15,5 +13,4 @@ def kvcore_eviction() -> Component:
 class FifoPolicy(OrderedPolicy):
     """The order is that of insertion."""
 
-    def touch(self, keys: Sequence[Hashable]) -> None:
-        """Use does not matter."""
+    use_moves = False

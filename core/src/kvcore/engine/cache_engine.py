@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import compress, repeat
 from typing import Any, NamedTuple
 
 from kvcore.api import LeaseError, ObjectEvent
@@ -24,7 +25,7 @@ from kvcore.l1 import L1Object, ObjectSpace, WriteLease
 from kvcore.observe import Metrics, Throttle, logger
 from kvcore.plugins import Registry, registry_from_env
 from kvcore.tenants import Usage
-from kvcore.transfer.plan import Copy
+from kvcore.transfer.plan import Copy, copies_of
 
 
 class Claim(NamedTuple):
@@ -161,24 +162,28 @@ class CacheEngine:
         if end <= lookup.first:
             return []
         space, blocks = lookup.space, lookup.space.chunk_blocks
-        generation = self.l1.arena.generation  # cannot change while leased
-        make = Copy._make
-        copies = []
+        begin, copies, loaded = max(lookup.first, first_block // blocks), list[Copy](), 0
         for g, objects in enumerate(lookup.objects):
-            ids = block_ids[g]
-            for i in range(max(lookup.first, first_block // blocks), end):
-                obj = objects.get(i)
-                if obj is None:
-                    continue  # outside this group's window
-                skip = max(0, first_block - i * blocks)
-                chosen = tuple(ids[i * blocks + skip : (i + 1) * blocks])
-                if chosen and (chosen[0] >= 0 or max(chosen) >= 0):
-                    copies.append(make((g, obj.slot, generation(obj.slot), skip, chosen)))
+            ids, firsts = tuple(block_ids[g]), [0] * (end - begin)
+            spans = [ids[at : at + blocks] for at in range(begin * blocks, end * blocks, blocks)]
+            if spans and first_block > begin * blocks:
+                firsts[0] = first_block - begin * blocks
+                spans[0] = spans[0][firsts[0] :]
+            found = list(map(objects.get, range(begin, end)))
+            used = [o and s and (s[0] >= 0 or max(s) >= 0) for o, s in zip(found, spans, strict=True)]
+            if not all(used):  # outside this group's window, or not wanted
+                found, firsts, spans = (
+                    list(compress(found, used)),
+                    list(compress(firsts, used)),
+                    list(compress(spans, used)),
+                )
+            slots = [o.slot for o in found if o is not None]
+            copies += copies_of(g, slots, self.l1.arena.generations(slots), firsts, spans)
+            loaded = max(loaded, sum(map(len, spans)))  # a window holds only the last of them
         if not lookup.renew():  # a pause longer than the lease, in the midst of this
             raise LeaseError("the lookup's leases have ended")
         lookup.keep()
-        loaded = [sum(len(c.blocks) for c in copies if c.group == g) for g in range(len(space.groups))]
-        self.metrics.add("hit_tokens", max(loaded) * space.spec.block_tokens)  # a window holds only the last of them
+        self.metrics.add("hit_tokens", loaded * space.spec.block_tokens)
         return copies
 
     def renew(self, lookup: Lookup) -> bool:
@@ -205,8 +210,8 @@ class CacheEngine:
             return StorePlan(0, [], {"refused": refused}, self.arena)
         wanted: list[dict[bytes, tuple[int, ...]]] = []
         for g in range(len(space.groups)):
-            ids = block_ids[g][first * blocks : last * blocks]
-            spans = [tuple(ids[at : at + blocks]) for at in range(0, (last - first) * blocks, blocks)]
+            ids = tuple(block_ids[g][first * blocks : last * blocks])
+            spans = [ids[at : at + blocks] for at in range(0, (last - first) * blocks, blocks)]
             chosen = dict(zip(hashes[first:last], spans, strict=True))
             if len(ids) < (last - first) * blocks or min(ids) < 0:  # looked at once: the usual case has none
                 chosen = {h: span for h, span in chosen.items() if len(span) == blocks and min(span) >= 0}
@@ -216,12 +221,11 @@ class CacheEngine:
         if no_block:
             claim.skipped["no_block"] = no_block
             self.metrics.add("store_skipped_chunks", no_block, "no_block")
-        generation, make = self.l1.arena.generation, Copy._make  # a generation cannot change while leased
-        copies = [
-            make((g, o.slot, generation(o.slot), 0, wanted[g][o.chunk_hash]))
-            for g, objects in enumerate(claim.objects)
-            for o in objects
-        ]
+        copies = []
+        for g, objects in enumerate(claim.objects):
+            slots = [o.slot for o in objects]  # whose generations cannot change while they are leased
+            spans = [wanted[g][o.chunk_hash] for o in objects]
+            copies += copies_of(g, slots, self.l1.arena.generations(slots), repeat(0), spans)
         return StorePlan(claim.id, copies, claim.skipped, self.arena)
 
     def claim(self, space: Space, wanted: Sequence[Sequence[bytes]], chain: Sequence[bytes]) -> Claim:

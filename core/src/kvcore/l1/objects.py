@@ -191,12 +191,12 @@ class L1(Table):
                 else:
                     fresh = {o.chunk_hash: staging.pop(o.chunk_hash) for o in published}
                 leased = len(published)
-                if not ok or failed or not objects.keys().isdisjoint(fresh):
-                    lost = {o: None for o in published if not ok or o in failed or o.chunk_hash in objects}
+                if not ok or failed:
+                    lost = {o: None for o in published if not ok or o in failed}
                     published = [o for o in published if o not in lost]
                     self._room.free(space, lost)
                     fresh = {o.chunk_hash: o for o in published}
-                objects.update(fresh)
+                objects.update(fresh)  # none of them is there: what stands in `staging` is reserved for nobody else
                 if self._shares is not None:
                     self._shares.pin(space.pool, -space.slot_bytes * (leased - len(published) * read))
                 if published:

@@ -50,7 +50,8 @@ def _run(arguments: list[str]) -> int:
             arguments, words = _cut(arguments)
         args, unknown = parser.parse_known_args(arguments)
         if unknown:
-            hint = _meant(unknown) if words is None else ": what is the engine's stands behind `--`"
+            follow = getattr(args, "words_follow", words is not None)
+            hint = ": what is the engine's stands behind `--`" if follow else _meant(unknown)
             parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         args.words = words
         if args.command is None:

@@ -13,4 +13,7 @@ without fio), an interpreter that does nothing for start-up.
 
 from kvcore.cli.bench.command import add_arguments, run
 
-__all__ = ["add_arguments", "run"]
+WORDS_FOLLOW = True
+"""What stands behind `--` is the engine's that `kvcore bench engine` starts."""
+
+__all__ = ["WORDS_FOLLOW", "add_arguments", "run"]

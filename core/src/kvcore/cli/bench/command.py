@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from kvcore.api.errors import ConfigError
-from kvcore.cli.bench import l2, machine
+from kvcore.cli.bench import engine, l2, machine
 from kvcore.cli.bench.peer import check_python, find_scripts
 from kvcore.cli.bench.rows import Row
 from kvcore.cli.bench.setting import Setting
@@ -39,14 +39,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     subjects = parser.add_subparsers(dest="subject", metavar="SUBJECT")
     help_text = "the configured tiers instead, with and without their serdes"
     l2.add_arguments(subjects.add_parser("l2", help=help_text, description=help_text, allow_abbrev=False))
+    help_text = "a serving engine instead, as its clients see it, with and without a cache behind it"
+    engine.add_arguments(subjects.add_parser("engine", help=help_text, description=help_text, allow_abbrev=False))
+    parser.set_defaults(words_follow=False)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print. JSON: {machine: {...}, rows: [{name, value, unit, limit, ratio_to_limit, peer,
     ratio_to_peer, budget, budget_met}]}; a row may have a `note`; its budget is {of, most} or {of, least}.
     Raises `ConfigError` and `PeerError` for what it cannot use."""
+    if args.words and not args.words_follow:
+        raise ConfigError("kvcore bench: words behind `--` are for kvcore bench engine WORKLOAD --vllm MODEL")
     if args.subject == "l2":
         return l2.run(args)
+    if args.subject == "engine":
+        return engine.run(args)
     path = Path(args.path or tempfile.gettempdir()).resolve()
     if not path.is_dir():
         raise ConfigError(f"--path {args.path}: no such directory")

@@ -1,5 +1,5 @@
 """SGLang's cache without an engine: its real radix tree, controller, host pool and backend factory, over tensors of
-this process that stand for a device's memory. Imported by `child.py` only, never by pytest."""
+this process that stand for a device's memory. Imported by `scenarios.py` only, never by pytest."""
 
 import json
 import time

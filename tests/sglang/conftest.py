@@ -1,15 +1,15 @@
 """Real SGLang runs in child processes, in an environment of its own: it cannot share vLLM's. Several scenarios run in
 each process: importing SGLang takes longer than a scenario."""
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+import scenarios
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -23,7 +23,7 @@ ENVIRONMENT = {
     "PYTHONPATH": str(HERE / "cpu"),
 }
 
-Run = Callable[..., dict[str, Any]]
+Run = Callable[..., scenarios.Results]
 
 
 @pytest.fixture(scope="session")
@@ -55,34 +55,15 @@ def run_child(
 ) -> Run:
     """Runs scenarios in one new process; their results by name. A failed scenario fails the test that asks for it."""
 
-    def run(*names: str, timeout_s: int = 600, **more: str) -> dict[str, Any]:
-        folder = tmp_path_factory.mktemp("child")
-        result, log = folder / "result.json", folder / "log.txt"
-        with log.open("w") as stream:
-            code = subprocess.run(
-                [str(sglang_python), str(HERE / "child.py"), str(result), str(tiny), *names],
-                env={**environment, **more},
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                timeout=timeout_s,
-                check=False,
-            ).returncode
-        results = json.loads(result.read_text()) if result.exists() else {}
-        assert code == 0, f"the child process ended with {code}\n{log.read_text()[-6000:]}"
-        return Results(results, log)
+    def run(*names: str, timeout_s: int = 600, **more: str) -> scenarios.Results:
+        return scenarios.run(
+            sglang_python,
+            HERE,
+            tiny,
+            names,
+            place=tmp_path_factory.mktemp("child"),
+            environment={**environment, **more},
+            timeout_s=timeout_s,
+        )
 
     return run
-
-
-class Results(dict[str, Any]):
-    """Results by scenario; looking up one that failed raises with its traceback and the end of the log."""
-
-    def __init__(self, values: dict[str, Any], log: Path) -> None:
-        super().__init__(values)
-        self.log = log
-
-    def __getitem__(self, name: str) -> Any:
-        value = super().__getitem__(name)
-        if isinstance(value, dict) and "error" in value:
-            raise AssertionError(f"{name}\n{value['error']}\n{self.log.read_text()[-4000:]}")
-        return value

@@ -1,4 +1,4 @@
-"""Real SGLang engines for the scenarios. Imported by `child.py` only, never by pytest."""
+"""Real SGLang engines for the scenarios. Imported by `scenarios.py` only, never by pytest."""
 
 import json
 import random

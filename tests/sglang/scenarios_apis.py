@@ -1,4 +1,4 @@
-"""Whether SGLang still is what kvcore-sglang relies on. Imported by `child.py` only, never by pytest."""
+"""Whether SGLang still is what kvcore-sglang relies on. Imported by `scenarios.py` only, never by pytest."""
 
 import hashlib
 import importlib

@@ -1,5 +1,5 @@
 """The life of a cache behind a real engine: one engine for each scenario, and one scenario for each process, because
-SGLang does not start a second time in a process. Imported by `child.py` only, never by pytest."""
+SGLang does not start a second time in a process. Imported by `scenarios.py` only, never by pytest."""
 
 import json
 import subprocess
@@ -100,8 +100,8 @@ def until_found(one: Engine) -> Any:
 def in_another_process(name: str, model: Path, **arguments: Any) -> Any:
     """The result of a scenario that runs beside this one."""
     with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "result.json"
-        command = [sys.executable, str(Path(__file__).with_name("child.py")), str(result), str(model)]
+        result, here = Path(folder) / "result.json", Path(__file__).parent
+        command = [sys.executable, here.with_name("scenarios.py"), here, result, model]
         subprocess.run([*command, f"{name}:{json.dumps(arguments)}"], check=True, timeout=500)
         (found,) = json.loads(result.read_text()).values()
         return found

@@ -1,4 +1,4 @@
-"""Storages that fail, under a real engine. Imported by `child.py` only, never by pytest."""
+"""Storages that fail, under a real engine. Imported by `scenarios.py` only, never by pytest."""
 
 from pathlib import Path
 from typing import Any

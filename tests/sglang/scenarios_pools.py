@@ -1,4 +1,4 @@
-"""Pages through the real host pools, controller and factory of SGLang. Imported by `child.py` only, never by pytest."""
+"""Pages through the real host pools, controller and factory of SGLang. Run by `scenarios.py`."""
 
 import tempfile
 import time

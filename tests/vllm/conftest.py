@@ -1,14 +1,14 @@
 """Real vLLM engines run in child processes, several scenarios in each: importing vLLM takes longer than a scenario."""
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+import scenarios
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -27,7 +27,7 @@ ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
 
-Run = Callable[..., dict[str, Any]]
+Run = Callable[..., scenarios.Results]
 
 
 @pytest.fixture(scope="session")
@@ -45,36 +45,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_child(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Runs scenarios in one new process; their results by name. A failed scenario fails the test that asks for it."""
 
-    def run(*names: str, timeout_s: int = 280, **environment: str) -> dict[str, Any]:
-        folder = tmp_path_factory.mktemp("child")
-        result, log = folder / "result.json", folder / "log.txt"
+    def run(*names: str, timeout_s: int = 280, **environment: str) -> scenarios.Results:
         path = os.pathsep.join([str(HERE / "slow_plugin"), os.environ.get("PYTHONPATH", "")])
         clean = {k: v for k, v in os.environ.items() if not k.startswith("KVCORE_")}
-        with log.open("w") as stream:
-            code = subprocess.run(
-                [sys.executable, str(HERE / "child.py"), str(result), str(models), *names],
-                env={**clean, **ENVIRONMENT, "PYTHONPATH": path, **environment},
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                timeout=timeout_s,
-                check=False,
-            ).returncode
-        results = json.loads(result.read_text()) if result.exists() else {}
-        assert code == 0, f"child process ended with {code}\n{log.read_text()[-6000:]}"
-        return Results(results, log)
+        return scenarios.run(
+            sys.executable,
+            HERE,
+            models,
+            names,
+            place=tmp_path_factory.mktemp("child"),
+            environment={**clean, **ENVIRONMENT, "PYTHONPATH": path, **environment},
+            timeout_s=timeout_s,
+        )
 
     return run
-
-
-class Results(dict[str, Any]):
-    """Results by scenario; looking up one that failed raises with its traceback and the end of the log."""
-
-    def __init__(self, values: dict[str, Any], log: Path) -> None:
-        super().__init__(values)
-        self.log = log
-
-    def __getitem__(self, name: str) -> Any:
-        value = super().__getitem__(name)
-        if isinstance(value, dict) and "error" in value:
-            raise AssertionError(f"{name}\n{value['error']}\n{self.log.read_text()[-4000:]}")
-        return value

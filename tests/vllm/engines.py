@@ -1,4 +1,4 @@
-"""Real vLLM engines, in this process, for the scenarios. Imported by `child.py` only, never by pytest."""
+"""Real vLLM engines, in this process, for the scenarios. Imported by `scenarios.py` only, never by pytest."""
 
 import gc
 import json

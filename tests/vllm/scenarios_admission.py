@@ -1,4 +1,4 @@
-"""A tier that is slower than computing: vLLM's own prefill speed decides. Run by `child.py`."""
+"""A tier that is slower than computing: vLLM's own prefill speed decides. Run by `scenarios.py`."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Scenarios without faults: what is reused, and that the text never changes. Run by `child.py`."""
+"""Scenarios without faults: what is reused, and that the text never changes. Run by `scenarios.py`."""
 
 from pathlib import Path
 from typing import Any

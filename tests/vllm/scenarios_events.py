@@ -1,4 +1,4 @@
-"""kvcore's objects in vLLM's own KV-event stream. Run by `child.py`."""
+"""kvcore's objects in vLLM's own KV-event stream. Run by `scenarios.py`."""
 
 import time
 from collections import Counter

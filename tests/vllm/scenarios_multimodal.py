@@ -1,4 +1,4 @@
-"""Scenarios with images, under the model `idefics3`: prompts that differ in their images only. Run by `child.py`."""
+"""Scenarios with images, under the model `idefics3`: prompts that differ in images only. Run by `scenarios.py`."""
 
 from pathlib import Path
 from typing import Any

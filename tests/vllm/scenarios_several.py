@@ -1,4 +1,4 @@
-"""One engine over two servers, each with one of its two ranks. Run by `child.py`."""
+"""One engine over two servers, each with one of its two ranks. Run by `scenarios.py`."""
 
 from pathlib import Path
 from typing import Any

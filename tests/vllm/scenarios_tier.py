@@ -1,4 +1,4 @@
-"""Scenarios of `KVCoreTier`, below the CPU tier of vLLM's own offloading. Run by `child.py`."""
+"""Scenarios of `KVCoreTier`, below the CPU tier of vLLM's own offloading. Run by `scenarios.py`."""
 
 import gc
 import shutil

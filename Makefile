@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 STORE ?= disk
 OVER ?= server
 
-.PHONY: help setup setup-sglang setup-lmcache test test-again test-unit test-vllm test-sglang test-lmcache matrix soak check lint types contracts docs docs-check demo demo-two-engines demo-prefill-decode demo-prefix-router bench dist clean
+.PHONY: help setup setup-sglang setup-lmcache test test-again test-unit test-vllm test-sglang test-lmcache matrix soak check lint types contracts docs docs-check demo demo-two-engines demo-prefill-decode demo-prefix-router bench dist changelog clean
 
 help: ## What the targets do
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -129,8 +129,13 @@ demo-prefix-router: setup ## Two real vLLM engines behind a router that sends pr
 bench: setup ## Our speed against its limits on this machine
 	$(BIN)/kvcore bench
 
-dist: setup ## Build every wheel and source distribution
+dist: setup ## Build every source distribution, a wheel out of each, and check what the index will make of them
+	rm -rf dist
 	for package in $(PACKAGES); do $(BIN)/python -m build --no-isolation --outdir dist $$package || exit 1; done
+	$(BIN)/twine check --strict dist/*
+
+changelog: setup ## What has changed since the last release, in the words of changes/. VERSION=X.Y.Z writes it and removes them
+	$(BIN)/towncrier build $(if $(VERSION),--version $(VERSION) --yes,--version next --draft)
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) build dist

@@ -40,10 +40,11 @@ def run(*command: object) -> str:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory) -> dict[str, Path]:
-    """The wheel of each package, built here."""
+    """The wheel of each package, made from its source distribution, as `make dist` makes them."""
     out = tmp_path_factory.mktemp("wheels")
-    folders = [folder for folder, _ in PROJECTS.values()]
-    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", out, *folders)
+    for folder, _ in PROJECTS.values():
+        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, folder)
+    run(sys.executable, "-m", "twine", "check", "--strict", *out.iterdir())
     built = {w.name.split("-")[0].replace("_", "-"): w for w in out.glob("*.whl")}
     assert set(built) == set(PROJECTS)
     return built
@@ -69,6 +70,23 @@ def test_the_packages_known_to_the_core_give_the_names_it_says():
     for distribution in PLUGINS:
         for kind, name, _ in declared(distribution):
             assert PACKAGES[kind, name] == distribution
+
+
+def test_all_packages_are_one_release(wheels):
+    assert {metadata(wheel)["Version"] for wheel in wheels.values()} == {__version__}
+    for wheel in wheels.values():
+        assert len(list(wheel.parent.glob(f"{wheel.name.split('-')[0]}-{__version__}.tar.gz"))) == 1
+
+
+def test_the_changelog_is_made_of_all_that_changed():
+    """`make changelog`: a fragment of a kind that towncrier does not know would be left out without a word."""
+    said = " ".join(
+        run(sys.executable, "-m", "towncrier", "build", "--draft", "--version", "next", "--dir", ROOT).split()
+    )
+    fragments = [f for f in (ROOT / "changes").iterdir() if f.name != "template.md"]
+    assert len(fragments) > 30
+    for fragment in fragments:
+        assert " ".join(fragment.read_text().removeprefix("- ").split()) in said, fragment.name
 
 
 @pytest.mark.parametrize("distribution", sorted(PROJECTS))

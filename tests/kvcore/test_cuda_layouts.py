@@ -15,7 +15,7 @@ from cuda_fake import FakeDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcore.transfer.cuda.lanes import Gpu, Speeds
+from kvcore.transfer.cuda.lanes import Gpu, Lane, Speeds
 from kvcore.transfer.cuda.mover import CudaMover, cuda_mover
 from kvcore.transfer.plan import Run
 from kvcore.transfer.tensors import Tensors
@@ -110,12 +110,12 @@ def differs(layers: list[torch.Tensor], plan: tuple[int, list[Run], int], part: 
     return "" if same else "scatter"
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(layers=engines(), plan=plans(), way=st.sampled_from(WAYS), data=st.data())
 def test_every_byte_lands_where_torch_puts_it(
     layers: list[torch.Tensor], plan: tuple[int, list[Run], int], way: str, data: st.DataObject
 ) -> None:
-    room, rows = data.draw(st.sampled_from([1, 500, 4000, 1 << 20])), data.draw(st.sampled_from([1, 3, 64]))
+    room, rows = data.draw(st.sampled_from([1, 500, 4000, 1 << 15])), data.draw(st.sampled_from([1, 3, 64]))
     begin = data.draw(st.integers(0, len(layers) - 1))
     part = range(begin, data.draw(st.integers(begin + 1, len(layers)))) if data.draw(st.booleans()) else None
     assert not differs(layers, plan, part, lambda *args: moved(*args, way=way, room=room, rows=rows))
@@ -129,7 +129,7 @@ def test_the_layouts_of_vllm(layout: str, attention: str) -> None:
     layers = laid_out(layout, 3, HEADS[attention], 16, content, torch.bfloat16)
     plan = (4, [Run(0, 0, (7, 2, 11, 3)), Run(1, 2, (5, 1)), Run(2, 0, (0, 9, 4, 8))], 0)
     for way in WAYS:
-        assert not differs(layers, plan, None, lambda *args, w=way: moved(*args, way=w, room=1 << 18, rows=4096))
+        assert not differs(layers, plan, None, lambda *args, w=way: moved(*args, way=w, room=1 << 15, rows=4096))
 
 
 PLAIN = (3, [Run(0, 0, (7, 2, 11)), Run(1, 1, (5, 1))], 0)
@@ -156,8 +156,9 @@ def test_a_wrong_index_is_found(right: str, wrong: str, monkeypatch: pytest.Monk
     assert source.count(right) == 1
     library = cuda_host.compiled(source.replace(right, wrong))
     monkeypatch.setattr(cuda_host, "kernels", lambda: library)
+    monkeypatch.setattr(Lane, "_measured", lambda *_: Speeds(1.0, 1.0, 0.0))  # which notices most of them by itself
     layers = laid_out("LHBNC", 3, 2, 16, 64, torch.bfloat16)
-    assert differs(layers, PLAIN, None, lambda *args: moved(*args, way="direct", room=1 << 18, rows=64))
+    assert differs(layers, PLAIN, None, lambda *args: moved(*args, way="direct", room=1 << 15, rows=64))
 
 
 ALIGNMENT = """
@@ -165,7 +166,7 @@ import cuda_host, test_cuda_layouts as t
 library = cuda_host.compiled(cuda_host.SOURCE.read_text().replace(" | layer.bits) & 15", ") & 15"))
 cuda_host.kernels = lambda: library
 layers = t.laid_out("LBNHC", 1, 1, 3, 3, t.torch.bfloat16)
-print(t.differs(layers, t.PLAIN, None, lambda *args: t.moved(*args, way="staged", room=1 << 18, rows=64)))
+print(t.differs(layers, t.PLAIN, None, lambda *args: t.moved(*args, way="staged", room=1 << 15, rows=64)))
 """
 
 

@@ -96,13 +96,39 @@ def _torch() -> Any:
     import torch
 
     cuda = torch.cuda.is_available()
+    accelerator = getattr(torch, "accelerator", None)  # torch 2.6
+    kind = "cuda" if cuda else None
+    if accelerator is not None and accelerator.is_available():
+        kind = accelerator.current_accelerator().type
     return {
         "version": torch.__version__,
         "cuda_build": torch.version.cuda,
+        "rocm_build": torch.version.hip,
         "cuda": cuda,
         "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
         "threads": torch.get_num_threads(),
+        "device": kind,
+        "copies": _copies(kind) if kind else None,
     }
+
+
+def _copies(kind: str) -> dict[str, Any]:
+    """How KV on such a device is copied: by the CUDA kernels, at what speed, or why not."""
+    from dataclasses import asdict
+
+    from kvcore.transfer.cuda.support import obstacle
+
+    why = obstacle(kind)
+    if why is not None:
+        return {"kernels": False, "why": why}
+    try:
+        from kvcore.transfer.cuda.device import CudaDevice
+        from kvcore.transfer.cuda.lanes import Gpu
+
+        gpu = Gpu(CudaDevice(0))
+    except Exception as error:
+        return {"kernels": False, "why": f"{type(error).__name__}: {error}"}
+    return {"kernels": True, "save": asdict(gpu.save.speeds), "load": asdict(gpu.load.speeds)}
 
 
 def main(words: list[str]) -> int:

@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from typing import Any
 
 from kvcore.api.engine import Finding
 from kvcore.api.errors import KVCoreError, PluginError
@@ -105,7 +106,8 @@ def _torch() -> Iterator[Finding]:
     found = outcome.value
     yield Finding("ok", "torch", f"{found['version']}, {found['threads']} threads", data=found)
     if found["cuda"]:
-        yield Finding("ok", "cuda", f"CUDA {found['cuda_build']}: {', '.join(found['devices'])}", data=found)
+        build = f"CUDA {found['cuda_build']}" if found["cuda_build"] else f"ROCm {found['rocm_build']}"
+        yield Finding("ok", "cuda", f"{build}: {', '.join(found['devices'])}", data=found)
     elif found["cuda_build"]:
         yield Finding(
             "warning",
@@ -113,8 +115,24 @@ def _torch() -> Iterator[Finding]:
             f"torch is built for CUDA {found['cuda_build']}, but no device answers",
             "check the driver with nvidia-smi, and CUDA_VISIBLE_DEVICES; on a machine without a GPU this is harmless",
         )
-    else:
+    elif not found["device"]:
         yield Finding("note", "cuda", "this torch is built without CUDA: KV is copied by the CPU")
+    if found["copies"]:
+        yield _copies(found["device"], found["copies"])
+
+
+def _copies(device: str, found: dict[str, Any]) -> Finding:
+    """How KV on the device is copied."""
+    if not found["kernels"]:
+        text = f"KV on {device} is copied by torch operations, which is slower: {found['why']}"
+        if device == "cuda" and "ROCm" not in found["why"]:
+            return Finding("warning", "kv copies", text, "see docs/gpu.md", found)
+        return Finding("note", "kv copies", text, data=found)
+    speeds = [
+        f"{name} {found[way]['direct'] / 1e9:.3g} GB/s by kernel, {found[way]['staged'] / 1e9:.3g} by copy engine"
+        for name, way in (("out", "save"), ("in", "load"))
+    ]
+    return Finding("ok", "kv copies", f"CUDA kernels: {'; '.join(speeds)}", data=found)
 
 
 def _plugins(registry: Registry) -> Iterator[Finding]:

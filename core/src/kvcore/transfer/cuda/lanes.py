@@ -79,7 +79,7 @@ class Speeds:
         direct: bytes a second of the kernel from or to pinned memory.
         staged: bytes a second of the copy engine.
         span_s: what the copy engine takes for each piece, however small.
-        groups: the fewest thread blocks with which `direct` is as fast, so that the model keeps the others.
+        groups: the fewest thread blocks with which the kernel is as fast, so that the model keeps the others.
     """
 
     direct: float
@@ -120,13 +120,7 @@ class Lane:
         self._kernels, self._copies = device.stream(), device.stream()
         self._called = device.event()
         self._buffers = (_Buffer(device, nbytes, rows), _Buffer(device, nbytes, rows))
-        gather = kernel == "kvcore_gather"
-        self._ways: dict[Way, Callable[[Iterable[Piece], int, int], None]] = {
-            "direct": self._direct,
-            "staged": self._gather_staged if gather else self._scatter_staged,
-            "bounced": self._gather_bounced if gather else self._scatter_bounced,
-        }
-        self.speeds = Speeds(1.0, 1.0, 0.0)
+        self._steps = self._gather if kernel == "kvcore_gather" else self._scatter
         self.speeds = self._measured(nbytes, min(_PARTS, rows, nbytes))
 
     def run(self, way: Way, pieces: Iterable[Piece], arena: int, layers: int) -> None:
@@ -136,73 +130,56 @@ class Lane:
             try:
                 device.record(self._called, device.callers_stream())
                 device.wait(self._kernels, self._called)
-                self._ways[way](pieces, arena, layers)
+                self._steps(way, pieces, arena, layers)
             except BaseException:
                 self._drain()  # nothing may be written once the caller knows that it has failed
                 raise
 
-    def _direct(self, pieces: Iterable[Piece], arena: int, layers: int) -> None:
+    def _gather(self, way: Way, pieces: Iterable[Piece], arena: int, layers: int) -> None:
+        device, last = self._device, None
+        for piece, buffer in zip(pieces, cycle(self._buffers), strict=False):
+            if way == "staged":
+                device.synchronize(buffer.moved)
+                device.wait(self._kernels, buffer.carried)
+            self._launch(way, piece, buffer, arena, layers)
+            if way == "staged":
+                device.wait(self._copies, buffer.moved)
+                for at, start, nbytes in piece.spans:
+                    device.copy(arena + at, buffer.staging.ptr + start, nbytes, self._copies)
+                device.record(buffer.carried, self._copies)
+            elif last is not None:
+                self._empty(*last, arena)
+            last = piece, buffer
+        if last is not None and way != "staged":
+            self._empty(*last, arena)
+        elif last is not None:
+            device.synchronize(last[1].carried)
+
+    def _empty(self, piece: Piece, buffer: _Buffer, arena: int) -> None:
+        """Wait for the kernel, and carry what it wrote to the pinned buffer."""
+        self._device.synchronize(buffer.moved)
+        for at, start, nbytes in piece.spans:
+            ctypes.memmove(arena + at, buffer.bounce.ptr + start, nbytes)
+
+    def _scatter(self, way: Way, pieces: Iterable[Piece], arena: int, layers: int) -> None:
         device = self._device
         for piece, buffer in zip(pieces, cycle(self._buffers), strict=False):
             device.synchronize(buffer.moved)
-            self._launch(piece, buffer, arena, layers, self.speeds.groups)
+            for at, start, nbytes in piece.spans:
+                if way == "staged":
+                    device.copy(buffer.staging.ptr + start, arena + at, nbytes, self._copies)
+                else:
+                    ctypes.memmove(buffer.bounce.ptr + start, arena + at, nbytes)
+            if way == "staged":
+                device.record(buffer.carried, self._copies)
+                device.wait(self._kernels, buffer.carried)
+            self._launch(way, piece, buffer, arena, layers)
             last = buffer
         device.synchronize(last.moved)
 
-    def _gather_staged(self, pieces: Iterable[Piece], arena: int, layers: int) -> None:
-        device = self._device
-        for piece, buffer in zip(pieces, cycle(self._buffers), strict=False):
-            device.synchronize(buffer.moved)
-            device.wait(self._kernels, buffer.carried)
-            self._launch(piece, buffer, buffer.staging.ptr, layers)
-            device.wait(self._copies, buffer.moved)
-            for at, start, nbytes in piece.spans:
-                device.copy(arena + at, buffer.staging.ptr + start, nbytes, self._copies)
-            device.record(buffer.carried, self._copies)
-            last = buffer
-        device.synchronize(last.carried)
-
-    def _scatter_staged(self, pieces: Iterable[Piece], arena: int, layers: int) -> None:
-        device = self._device
-        for piece, buffer in zip(pieces, cycle(self._buffers), strict=False):
-            device.synchronize(buffer.moved)
-            for at, start, nbytes in piece.spans:
-                device.copy(buffer.staging.ptr + start, arena + at, nbytes, self._copies)
-            device.record(buffer.carried, self._copies)
-            device.wait(self._kernels, buffer.carried)
-            self._launch(piece, buffer, buffer.staging.ptr, layers)
-            last = buffer
-        device.synchronize(last.moved)
-
-    def _gather_bounced(self, pieces: Iterable[Piece], arena: int, layers: int) -> None:
-        waiting: list[tuple[Piece, _Buffer]] = []
-
-        def empty() -> None:
-            piece, buffer = waiting.pop(0)
-            self._device.synchronize(buffer.moved)
-            for at, start, nbytes in piece.spans:
-                ctypes.memmove(arena + at, buffer.bounce.ptr + start, nbytes)
-
-        for piece, buffer in zip(pieces, cycle(self._buffers), strict=False):
-            self._launch(piece, buffer, buffer.bounce.ptr, layers)
-            waiting.append((piece, buffer))
-            if len(waiting) == len(self._buffers):
-                empty()
-        while waiting:
-            empty()
-
-    def _scatter_bounced(self, pieces: Iterable[Piece], arena: int, layers: int) -> None:
-        device = self._device
-        for piece, buffer in zip(pieces, cycle(self._buffers), strict=False):
-            device.synchronize(buffer.moved)
-            for at, start, nbytes in piece.spans:
-                ctypes.memmove(buffer.bounce.ptr + start, arena + at, nbytes)
-            self._launch(piece, buffer, buffer.bounce.ptr, layers)
-            last = buffer
-        device.synchronize(last.moved)
-
-    def _launch(self, piece: Piece, buffer: _Buffer, base: int, layers: int, groups: int = GROUPS) -> None:
+    def _launch(self, way: Way, piece: Piece, buffer: _Buffer, arena: int, layers: int) -> None:
         """Queue the kernel over the piece's blocks; the buffer's table must be free."""
+        base = {"direct": arena, "staged": buffer.staging.ptr, "bounced": buffer.bounce.ptr}[way]
         at = 0
         for begin, first, ids in piece.rows:
             rows = buffer.table[at : at + len(ids)]
@@ -213,7 +190,7 @@ class Lane:
         device, depth = self._device, len(piece.layers)
         device.copy(buffer.rows.ptr, buffer.pinned_rows.ptr, at * _ROW_BYTES, self._kernels)
         first_layer = layers + piece.layers.start * LAYER_BYTES
-        groups = min(groups, at * depth)
+        groups = min(GROUPS if way == "staged" else self.speeds.groups, at * depth)
         device.launch(self._kernel, groups, buffer.rows.ptr, at, first_layer, depth, self._kernels)
         device.record(buffer.moved, self._kernels)
 
@@ -224,26 +201,35 @@ class Lane:
                 self._device.synchronize(self._called)
 
     def _measured(self, nbytes: int, parts: int) -> Speeds:
-        """Copies between two of the lane's own buffers, whole and in parts."""
+        """Copies between two of the lane's own buffers, whole and in parts. Raises `RuntimeError` when what the kernel
+        copies differs from what the copy engine does."""
         one, two = self._buffers
-        part = nbytes // parts
+        gather, part = self._kernel == "kvcore_gather", nbytes // parts
         nbytes = part * parts
-        ends = (two.bounce.ptr, one.staging.ptr)
-        target, source = ends if self._kernel == "kvcore_gather" else ends[::-1]
         layer = layer_table([Geometry(one.staging.ptr, parts, part, part, (0,))], [0], self._device)
-        piece = Piece(range(1), [(0, 0, range(parts))], count=parts)
+        piece = Piece(range(1), [(0, 0, range(parts - 1, -1, -1))], count=parts)
+        sent, found = (_parts(buffer, parts, part) for buffer in ((one, two) if gather else (two, one)))
+        sent[:] = np.random.default_rng(1).integers(0, 256, sent.shape, np.uint8)
 
-        def copies(number: int) -> None:
-            size = nbytes // number
+        def copies(number: int, out: bool) -> None:
+            size, ends = nbytes // number, (one.bounce.ptr, one.staging.ptr)
+            target, source = ends if out else ends[::-1]
             for at in range(0, nbytes, size):
                 self._device.copy(target + at, source + at, size, self._copies)
 
         def kernel(groups: int) -> None:
-            self._launch(piece, two, two.bounce.ptr, layer.ptr, groups)
+            self.speeds = Speeds(1.0, 1.0, 0.0, groups)
+            self._launch("bounced", piece, two, 0, layer.ptr)
 
+        if gather:
+            self._seconds(partial(copies, 1, False), self._copies, 1)
         kernels = [self._seconds(partial(kernel, n), self._kernels) for n in _GROUPS]
+        if not gather:
+            self._seconds(partial(copies, 1, True), self._copies, 1)
+        if not np.array_equal(found, sent[::-1]):
+            raise RuntimeError(f"{self._kernel} does not copy right on this device")
         groups, took = next((n, s) for n, s in zip(_GROUPS, kernels, strict=True) if s * _NEARLY <= min(kernels))
-        whole, cut = (self._seconds(partial(copies, n), self._copies) for n in (1, parts))
+        whole, cut = (self._seconds(partial(copies, n, gather), self._copies) for n in (1, parts))
         return Speeds(nbytes / took, nbytes / whole, max(0.0, cut - whole) / parts, groups)
 
     def _seconds(self, queue: Callable[[], object], stream: Any, rounds: int = 4) -> float:
@@ -256,6 +242,11 @@ class Lane:
             self._device.synchronize(self._called)
             best = min(best, perf_counter() - began)
         return best
+
+
+def _parts(buffer: _Buffer, parts: int, size: int) -> Any:
+    """The buffer in host memory, in parts."""
+    return np.frombuffer((ctypes.c_uint8 * (parts * size)).from_address(buffer.bounce.ptr), np.uint8).reshape(parts, -1)
 
 
 class Gpu:

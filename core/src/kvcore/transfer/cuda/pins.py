@@ -29,19 +29,16 @@ class Pinned:
 
     def __init__(self, device: Device, memory: memoryview, address: int) -> None:
         self.address = address
-        self._state = _State()
-        thread = threading.Thread(
-            target=_pin, args=(device, self._state, address, len(memory)), name="kvcore-pin", daemon=True
-        )
-        thread.start()
-        self._thread = thread
-        # The memory stands in the arguments: it stays mapped until it is unpinned.
-        weakref.finalize(self, _unpin, device, self._state, address, thread, memory[:]).atexit = False
+        self._done = threading.Event()
+        arguments = device, self._done, address, memory[:]  # which stays mapped until it is unpinned
+        self._thread = threading.Thread(target=_pin, args=arguments, name="kvcore-pin", daemon=True)
+        self._thread.start()
+        weakref.finalize(self, _unpin, self._thread, *arguments).atexit = False
 
     @property
     def ready(self) -> bool:
         """Is it pinned?"""
-        return self._state.pinned
+        return self._done.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until that is decided; `ready`."""
@@ -49,26 +46,22 @@ class Pinned:
         return self.ready
 
 
-class _State:
-    pinned = False
-
-
-def _pin(device: Device, state: _State, address: int, nbytes: int) -> None:
+def _pin(device: Device, done: threading.Event, address: int, memory: memoryview) -> None:
     try:
         with device.use():
-            device.pin(address, nbytes)
-        state.pinned = True
+            device.pin(address, len(memory))
+        done.set()
     except Exception as error:
         logger.warning(
             "the arena of %s cannot be pinned, so KV crosses through a small pinned buffer, which is slower: %s. "
             "Make l1.size smaller, or give the container more memory",
-            format_size(nbytes),
+            format_size(len(memory)),
             error,
         )
 
 
-def _unpin(device: Device, state: _State, address: int, thread: threading.Thread, _memory: memoryview) -> None:
+def _unpin(thread: threading.Thread, device: Device, done: threading.Event, address: int, _memory: memoryview) -> None:
     thread.join()
-    if state.pinned:
+    if done.is_set():
         with device.use():
             device.unpin(address)

@@ -1,5 +1,7 @@
 """Which devices the CUDA kernels serve, and what is missing where they do not."""
 
+import os
+
 INSTALL = "pip install 'kvcore[cuda]' (CUDA 12) or 'kvcore[cuda13]'"
 
 
@@ -8,6 +10,8 @@ def obstacle(device_type: str) -> str | None:
     using the device."""
     if device_type != "cuda":
         return f"the kernels are for NVIDIA GPUs, not for {device_type}"
+    if os.environ.get("KVCORE_CUDA_KERNELS", "").lower() in ("off", "0", "false"):
+        return "KVCORE_CUDA_KERNELS says so"
     import torch
 
     if torch.version.hip:

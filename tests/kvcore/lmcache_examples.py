@@ -226,7 +226,7 @@ YAML: tuple[tuple[str, str, dict[str, Any], set[str]], ...] = (
         "weka",
         "weka_path: /mnt/weka/cache\ncufile_buffer_size: 8192\nextra_config:\n  gds_io_threads: 32\n",
         {"l1": L1_5, "l2": [{"storage": {"plugin": "disk", "path": "/mnt/weka/cache"}}]},
-        {"gds_buffer_size", "extra_config.gds_io_threads"},
+        {"cufile_buffer_size", "extra_config.gds_io_threads"},
     ),
     (
         "shared file systems",

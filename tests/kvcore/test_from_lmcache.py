@@ -1,6 +1,7 @@
 """`kvcore config from-lmcache`: nothing is lost without a word, and what comes out is accepted."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from kvcore.config import load_config
 from kvcore.plugins import Registry
 
 Lines = list[dict[str, str]]
+PAGES = yaml.safe_load((Path(__file__).parent / "lmcache_pages.yaml").read_text())
+"""What stands in LMCache's documentation."""
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +87,71 @@ def test_flags(
     told = {line["place"].partition("[")[0] for line in lines} - {"default"}
     assert told == {w.partition("=")[0] for w in words if w.startswith("--")}, "a flag is not told of"
     accepted(got, tmp_path, capsys)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page["page"] for page in PAGES])
+def test_the_pages_of_the_documentation(
+    page: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is converted to something that kvcore accepts, and each of its settings is told of, with a reason."""
+    for program in ("a.py", "b.sh"):
+        (tmp_path / program).touch()
+    text = str(page.get("file") or page["command"]).replace("{folder}", str(tmp_path))
+    file = tmp_path / "lmcache.yaml"
+    file.write_text(text)
+    words = shlex.split(text) if "command" in page else []
+    config, lines = converted(capsys, *(("--", *words) if words else (str(file),)))
+    given = [line for line in lines if line["place"] != "default"]
+    assert [tier["storage"]["plugin"] for tier in config.get("l2", [])] == page.get("tiers", [])
+    assert (names(given, "kept") | names(given, "changed")) == set(page.get("carried", []))
+    assert unknown(lines) == set(page.get("unknown", []))
+    assert all(line["why"] for line in lines if line["verdict"] != "kept")
+    told = {line["setting"].partition(": ")[0] for line in lines}
+    if words:
+        last = {name.rpartition(".")[2] for name in told} | told
+        assert set(keys_of(words)) - {"kv_connector_extra_config", "connectors", "backend_params"} <= last
+    elif "apiVersion" not in text and "lmcacheConfig" not in text:
+        assert {int(line["place"].rpartition(":")[2]) for line in given} == values_at(text)
+    elif "lmcache.ai" in text:
+        of_spec = yaml.safe_load(text)["spec"]
+        places = {int(line["place"].rpartition(":")[2]) for line in given}
+        for key, begin, end in spans(text):
+            assert any(begin <= place <= end for place in places), f"spec.{key} is not told of: {of_spec[key]}"
+    accepted(config, tmp_path, capsys)
+
+
+def unknown(lines: Lines) -> set[str]:
+    """What is said to be no setting of LMCache's."""
+    return {line["setting"].partition(": ")[0] for line in lines if line["why"].startswith("LMCache 0.5.6 has no such")}
+
+
+def keys_of(words: list[str]) -> list[str]:
+    """The names in a command: flags of LMCache's server, its variables, and keys of JSON."""
+    found: list[str] = []
+    server = any("lmcache" in word and not word.startswith(("{", "--", "LMCACHE_")) for word in words)
+    for i, word in enumerate(words):
+        if word.startswith("--") and server and any(w == "server" or "multiprocess" in w for w in words[:i]):
+            found += [] if word in ("--l2-adapter", "--l1-manager") else [word[2:].removeprefix("no-")]
+        elif word.startswith("LMCACHE_"):
+            name = word.partition("=")[0].removeprefix("LMCACHE_").lower()
+            found.append(name)
+        elif word.startswith("{") and words[i - 1] not in ("--runtime-plugin-config", "--server-module"):
+            found += _keys(json.loads(word))
+    return [name for name in found if name != "lmcache.mp.autostart.server_args"]
+
+
+def _keys(value: dict[str, Any]) -> list[str]:
+    inner = [value.get("kv_connector_extra_config", {}), *value.get("connectors", []), value.get("backend_params", {})]
+    return [*value, *(key for mapping in inner if mapping for key in _keys(mapping))]
+
+
+def spans(text: str) -> list[tuple[str, int, int]]:
+    """The settings in a manifest's `spec`: first and last line of each."""
+    root = yaml.compose(text)
+    assert isinstance(root, yaml.MappingNode)
+    (spec,) = (value for key, value in root.value if key.value == "spec")
+    return [(key.value, key.start_mark.line + 1, max(key.start_mark.line, value.end_mark.line) + 1)
+            for key, value in spec.value]  # fmt: skip
 
 
 def test_every_option_of_an_adapter_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +226,13 @@ def test_on_stdout_the_yaml_is_alone(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("text", "arguments", "says"),
     [
-        ("apiVersion: apps/v1\nkind: DaemonSet\n", (), "Kubernetes manifest (DaemonSet)"),
+        ("apiVersion: apps/v1\nkind: DaemonSet\n", (), "Kubernetes manifest (DaemonSet) and starts no LMCache"),
+        (None, ("--", "lmcache", "coordinator", "--port", "9300"), "kvcore has no coordinator"),
+        (None, ("--", "lmcache_controller", "--port", "9000"), "kvcore has no controller"),
+        (None, ("--", "lmcache_server", "localhost", "65432"), "`kvcore serve` is that"),
+        (None, ("--", "vllm", "serve", "M", "--kv-transfer-config", "{'a"), "--kv-transfer-config is no JSON"),
+        (None, ("--", "LMCACHE_CONFIG_FILE=/nowhere.yaml", "vllm", "serve", "M"), "/nowhere.yaml: does not exist"),
+        (None, ("--", "vllm", "serve", "M"), "no flag in"),
         ("- a\n", (), "must be a mapping"),
         ("a: [\n", (), "is not YAML"),
         ("chunk_size: 1\n", ("--out", "{file}"), "exists: give another --out"),
@@ -225,3 +299,81 @@ def test_that_no_tier_is_left(text: str, named: str | None, tmp_path: Path, caps
     found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning:")]
     expected = [f"warning: no tier is left of {named}: what leaves L1 is lost. Add one to `l2` (docs/plugins.md)"]
     assert found == (expected if named else [])
+
+
+def test_an_engines_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its file, over that its variables, over those its flags, as in LMCache; and the command to start instead."""
+    file = tmp_path / "lmcache.yaml"
+    file.write_text("chunk_size: 64\nmax_local_cpu_size: 2\nlog_level: error\n")
+    transfer = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
+    extra = {"kv_connector_extra_config": {"lmcache.chunk_size": 128}}
+    out = tmp_path / "kvcore.yaml"
+    words = ["vllm", "serve", "MODEL", "--port", "8000", "--kv-transfer-config", json.dumps(transfer | extra)]
+    env = [f"LMCACHE_CONFIG_FILE={file}", "LMCACHE_CHUNK_SIZE=256", "LMCACHE_LOG_LEVEL=DEBUG"]
+    assert run(["config", "from-lmcache", "--out", str(out), "--", *env, *words]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == f"Then: kvcore run vllm --config {out} -- serve MODEL --port 8000"
+    assert yaml.safe_load(out.read_text()) == {"l1": {"size": "2GiB"}, "chunk_tokens": 128, "log_level": "debug"}
+    lost = [line for line in said if "otherwise" in line]
+    assert [line.split()[2] for line in lost] == [f"{file}:1", f"{file}:3", "LMCACHE_CHUNK_SIZE"]
+
+
+def test_the_start_of_an_sglang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "lmcache.yaml"
+    file.write_text("local_cpu: true\n")
+    words = ["python", "-m", "sglang.launch_server", "--model-path", "M", "--enable-lmcache", "--lmcache-config-file"]
+    assert run(["config", "from-lmcache", "--json", "--", *words, str(file), "--port", "1"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["start"] == ["kvcore", "run", "sglang", "--", "--model-path", "M", "--port", "1"]
+    assert report["config"] == {"l1": {"size": "5GiB"}}
+
+
+def test_programs_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """LMCache's `runtime_plugin_locations`, as it finds them."""
+    folder = tmp_path / "plugins"
+    (folder / "deep").mkdir(parents=True)
+    for name in ("b.sh", "a.py", "deep/c.py", "README.md"):
+        (folder / name).touch()
+    file = tmp_path / "lmcache.yaml"
+    file.write_text(f"plugin_locations: [{folder}, /not/here]\n")
+    config, lines = converted(capsys, str(file))
+    entries = [{"path": f"{folder}/{name}", "restart": "never"} for name in ("a.py", "b.sh", "deep/c.py")]
+    assert config["plugins"] == {"run": entries}
+    assert {line["verdict"] for line in lines if line["place"] != "default"} == {"changed", "left out"}
+    (left,) = [line for line in lines if line["verdict"] == "left out"]
+    assert "/not/here is no folder here" in left["why"]
+    accepted(config, tmp_path, capsys)
+
+
+def test_too_many_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for i in range(40):
+        (tmp_path / f"p{i:02}.py").touch()
+    config, lines = converted(capsys, "--", "lmcache", "server", "--runtime-plugin-locations", str(tmp_path))
+    assert len(config["plugins"]["run"]) == 32
+    (left,) = [line for line in lines if line["verdict"] == "left out"]
+    assert f"{tmp_path}/p39.py" in left["why"]
+
+
+def test_a_file_that_is_not_lmcaches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text("replicas: 1\nwebhook:\n  enabled: true\n")
+    assert run(["config", "from-lmcache", str(file), "--out", str(tmp_path / "kvcore.yaml")]) == 0
+    assert "warning: not one of these is a setting of LMCache: is it the right file?" in capsys.readouterr().out
+
+
+def test_two_engines_in_one_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first is converted; what another says otherwise is told of, not mixed in."""
+    container = "    - {name: c, args: [--kv-transfer-config, '%s'], env: [{name: LMCACHE_CHUNK_SIZE, value: '%d'}]}\n"
+    transfer = json.dumps({"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"})
+    file = tmp_path / "pods.yaml"
+    file.write_text(
+        "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n" + container % (transfer, 64) + container % (transfer, 128)
+    )
+    config, lines = converted(capsys, str(file))
+    assert config["chunk_tokens"] == 64
+    other = [line for line in lines if line["place"].endswith(":6")]
+    assert {line["setting"].partition(":")[0]: line["why"] for line in other} == {
+        "chunk_size": "another LMCache's: convert it by itself",
+        "kv_connector": "the same again",
+        "kv_role": "the same again",
+    }

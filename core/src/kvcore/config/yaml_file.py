@@ -21,24 +21,29 @@ class _TooMuchError(Exception):
 
 def read_file(path: str) -> tuple[Tree, list[Fault]]:
     """The tree of a file. Never raises for what is in the file or for a file that cannot be read: those are faults."""
+    text = text_of(path)
+    return (Tree(), [text]) if isinstance(text, Fault) else read_text(text, path)
+
+
+def text_of(path: str) -> str | Fault:
+    """What is in the file, or why that cannot be had."""
     named = abridged(path)
     try:
         file = FilePath(path).expanduser()
         if file.is_dir():
-            return Tree(), [Fault(named, "", "is a directory: give the path of a YAML file")]
+            return Fault(named, "", "is a directory: give the path of a YAML file")
         with file.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        return Tree(), [Fault(named, "", "does not exist")]
+        return Fault(named, "", "does not exist")
     except (OSError, RuntimeError, ValueError) as e:  # also `~nobody` and a NUL in the name
-        return Tree(), [Fault(named, "", f"cannot be read: {getattr(e, 'strerror', None) or e}")]
+        return Fault(named, "", f"cannot be read: {getattr(e, 'strerror', None) or e}")
     if len(data) > MAX_BYTES:
-        return Tree(), [Fault(path, "", f"is larger than {MAX_BYTES // 1024} KiB: this is no configuration")]
+        return Fault(path, "", f"is larger than {MAX_BYTES // 1024} KiB: this is no configuration")
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as e:
-        return Tree(), [Fault(path, "", f"is not UTF-8 text (byte {e.start}): give a YAML file")]
-    return read_text(text, path)
+        return Fault(path, "", f"is not UTF-8 text (byte {e.start}): give a YAML file")
 
 
 def read_text(text: str, name: str) -> tuple[Tree, list[Fault]]:

@@ -2,20 +2,24 @@
 
 import argparse
 import os
+import shlex
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
 
 from kvcore.api import ConfigError
-from kvcore.cli.from_lmcache import engine, server, sources
+from kvcore.cli.from_lmcache import connector, engine, kubernetes, server, sources, words
 from kvcore.cli.from_lmcache.draft import Draft, Line, Setting, Verdict
+from kvcore.cli.from_lmcache.sources import Found
 from kvcore.cli.output import paint, print_json
 from kvcore.plugins.known import PACKAGES
 
-STORES = ("local_disk", "gds_path", "weka_path", "remote_url", "remote_storage_plugins", "l2-adapter")
+STORES = ("local_disk", "gds_path", "weka_path", "phx_path", "remote_url", "remote_storage_plugins", "storage_plugins",
+          "l2-adapter")  # fmt: skip
 """Settings of LMCache that name a store."""
 COLOURS = {"kept": "ok", "changed": "note", "left out": "warning"}
 
@@ -26,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source",
         nargs="*",
         metavar="FILE",
-        help="LMCache's YAML file; or, after `--`, the command line of its server: -- lmcache server --l1-size-gb 60",
+        help="LMCache's YAML file, or a Kubernetes manifest that runs it; or, after `--`, a command line of its server "
+        "or of an engine with it: -- lmcache server --l1-size-gb 60",
     )
     parser.add_argument(
         "--env",
@@ -40,17 +45,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert, and say what became of each setting.
 
-    JSON: {config, lines: [{place, setting, verdict, became, why}], warnings: [text]}.
+    JSON: {config, lines: [{place, setting, verdict, became, why}], warnings: [text], start: [words]}.
     """
-    draft, read = _convert(args)
+    found, draft = _convert(args)
+    read = found.all()
     text = _yaml(draft, " ".join(args.source) or "the environment")
     order = {setting.place: i for i, setting in reversed(list(enumerate(read)))}
-    lines = sorted(draft.lines, key=lambda line: order.get(line.setting.place.partition("[")[0], len(order)))
+    lines = sorted(draft.lines, key=lambda line: _rank(line.setting.place.partition("[")[0], order))
     if args.out:
         _write(args.out, text)
-    warnings = _warnings(draft, read)
+    warnings = _warnings(draft, found)
     if args.json:
-        print_json({"config": draft.ordered(), "lines": [_plain(line) for line in lines], "warnings": warnings})
+        plain = [_plain(line) for line in lines]
+        print_json({"config": draft.ordered(), "lines": plain, "warnings": warnings, "start": found.start})
         return 0
     report = sys.stdout if args.out else sys.stderr  # with the YAML on stdout, what people read goes elsewhere
     for line in lines:
@@ -59,36 +66,93 @@ def run(args: argparse.Namespace) -> int:
     for warning in warnings:
         print(f"{paint('warning:', 'warning', report)} {warning}", file=report)
     print(_summary(lines, draft, args.out or "kvcore.yaml"), file=report)
+    if found.start:
+        head, tail = found.start[:3], found.start[3:]
+        print("Then: " + shlex.join([*head, "--config", args.out or "kvcore.yaml", *tail]), file=report)
     if not args.out:
         print(text, end="")
     return 0
 
 
-def _convert(args: argparse.Namespace) -> tuple[Draft, list[Setting]]:
-    words, file = args.source, os.environ.get("LMCACHE_CONFIG_FILE") if args.env else None
+def _convert(args: argparse.Namespace) -> tuple[Found, Draft]:
+    found = _read(args)
     draft = Draft()
-    if len(words) > 1 or (words and words[0].lstrip().startswith(("-", "lmcache "))):
-        if args.env:
-            raise ConfigError("--env is LMCache's inside an engine: its server reads flags only. Leave --env out")
-        read = sources.from_command(words)
-        if not read:
-            raise ConfigError(f"no flag in {' '.join(words)!r}: give the command line of LMCache's server")
-        server.convert(read, draft)
-        return draft, read
-    file = words[0] if words else file
+    if found.server or found.connector:
+        in_engine = bool(found.engine) or any(_in_engine(setting) for setting in found.connector)
+        if not in_engine or found.server:
+            server.convert(found.server, draft)
+            found.beside += [
+                (setting, "of an LMCache in the engine; its server is converted") for setting in found.engine
+            ]
+            found.engine = []
+        else:
+            engine.convert(found.engine, draft)
+        connector.convert(found.connector, draft)
+    elif found.engine or not found.beside:
+        engine.convert(found.engine, draft)
+    for setting, why in found.beside:
+        draft.leave(setting, why)
+    return found, draft
+
+
+def _in_engine(setting: Setting) -> bool:
+    return setting.name == "kv_offloading_backend" or (
+        setting.name == "kv_connector" and str(setting.value).startswith("LMCache") and "MP" not in setting.value
+    )
+
+
+def _read(args: argparse.Namespace) -> Found:
+    given = args.source
+    if len(given) > 1 or (given and given[0].lstrip().startswith(("-", "lmcache "))):
+        return _from_words(given, env=args.env)
+    file = given[0] if given else os.environ.get(sources.FILE) if args.env else None
     if file is None and not args.env:
         raise ConfigError("nothing to convert: give LMCache's YAML file, or --env, or `-- lmcache server FLAGS`")
-    read = sources.from_file(file) if file is not None else []
+    found = _from_file(file) if file is not None else Found()
     if args.env:
-        read, lost = sources.over(read, sources.from_environment(os.environ))
-        for setting in lost:
-            draft.leave(setting, "the environment says otherwise")
-    engine.convert(read, draft)
-    return draft, read
+        _over(found, sources.from_environment(os.environ), "the environment says otherwise")
+    return found
 
 
-def _warnings(draft: Draft, read: list[Setting]) -> list[str]:
-    """Stores were named, and there is not one tier."""
+def _from_file(path: str) -> Found:
+    trees = sources.read_trees(path)
+    if kubernetes.is_one(trees):
+        return kubernetes.settings(path, trees)
+    return Found(engine=[setting for tree in trees for setting in sources.settings_of(tree, path)])
+
+
+def _from_words(given: Sequence[str], *, env: bool) -> Found:
+    line = [words.Word(word) for word in given] if len(given) > 1 else words.split(given[0])
+    if (why := words.other_program(line)) is not None:
+        raise ConfigError(why)
+    found = words.from_words(line)
+    if env and found.server:
+        raise ConfigError("--env is LMCache's inside an engine: its server reads flags only. Leave --env out")
+    file = words.file_of(line)
+    if file is not None:
+        own, found.engine = found.engine, _from_file(file.text).engine
+        _over(found, own, "the command line says otherwise")
+    if not found.all():
+        raise ConfigError(f"no flag in {' '.join(given)!r}: give the command line of LMCache's server")
+    return found
+
+
+def _over(found: Found, above: list[Setting], why: str) -> None:
+    found.engine, lost = sources.over(found.engine, above)
+    found.beside += [(setting, why) for setting in lost]
+
+
+def _rank(place: str, order: dict[str, int]) -> tuple[int, int]:
+    """Lines of a file as they stand there, then the others as they were read, then defaults."""
+    line = place.rpartition(":")[2]
+    return (0, int(line)) if line.isdigit() else (1, order[place]) if place in order else (2, 0)
+
+
+def _warnings(draft: Draft, found: Found) -> list[str]:
+    """Nothing of it is LMCache's; or stores were named, and there is not one tier."""
+    read = found.all()
+    if found.engine == read and read and not any(engine.knows(setting.name) for setting in read):
+        return ["not one of these is a setting of LMCache: is it the right file?"]
     named = dict.fromkeys(s.name for s in read if s.name in STORES and s.value)
     if not named or draft.values.get("l2"):
         return []

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Verdict = Literal["kept", "changed", "left out"]
@@ -11,7 +11,7 @@ _SECRET = re.compile(
     r"password|secret|access_key|api_key|account_key|sas_token|connection_string|(\A|[._])token\Z", re.IGNORECASE
 )
 _LOGIN = re.compile(r"(://[^/@\s]*:)[^/@\s]+@")
-_ORDER = ("l1", "chunk_tokens", "lookup_timeout", "server", "l2", "metrics_port", "log_level")
+_ORDER = ("l1", "chunk_tokens", "lookup_timeout", "server", "l2", "plugins", "metrics_port", "log_level")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +21,23 @@ class Setting:
     Attributes:
         place: where it stands: `lmcache.yaml:3`, `LMCACHE_CHUNK_SIZE`, `--l1-size-gb`, or `default`.
         name: LMCache's name, such as `chunk_size` or `extra_config.s3_region`.
+        written: how it stands there, where that is another name.
     """
 
     place: str
     name: str
     value: Any
+    written: str = ""
 
     @property
     def shown(self) -> str:
         """As it was written; secrets masked."""
-        return f"{self.name}: {_masked(self.name, self.value)}"
+        name = self.written or self.name
+        return f"{name}: {_masked(name, self.value)}"
+
+    def named(self, name: str) -> "Setting":
+        """The same by another of LMCache's names."""
+        return self if name == self.name else replace(self, name=name, written=self.written or self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterable
 
-from kvcore.cli.from_lmcache import stores
+from kvcore.cli.from_lmcache import programs, stores
+from kvcore.cli.from_lmcache.connector import save_decode
 from kvcore.cli.from_lmcache.draft import Draft, Setting, as_number, gib, yes
 from kvcore.cli.from_lmcache.stores import Options, seconds
 
@@ -18,52 +19,71 @@ ALIASES = {
 
 POLICIES = ("lru", "lfu", "fifo", "mru")
 CONNECTOR = "of the vLLM connector: "
+TAKEN = frozenset((
+    "max_local_cpu_size", "local_cpu", "cache_policy", "pin_timeout_sec", "chunk_size", "lookup_timeout_ms",
+    "log_level", "save_decode_cache", "local_disk", "max_local_disk_size", "gds_path", "phx_path",
+    "remote_storage_plugins", "remote_url", "remote_serde", "blocking_timeout_secs", "runtime_plugin_locations",
+    "extra_config",
+))  # fmt: skip
+"""Settings that have a place in kvcore."""
 DEFAULT_L1_GIB = 5.0
-NO_DECODE = (
-    "not in this file: kvcore run vllm --config kvcore.yaml -- serve MODEL --kv-transfer-config "
-    """'{"kv_connector_extra_config":{"kvcore.save_decode":false}}'"""
-)
 REDIS_URL = "remote_storage_plugin.redis.redis_url"
 """The only name by which LMCache's plugin `redis` finds its server, beside `redis_url` and `remote_url`."""
 
-NO_STORE = (
-    "kvcore has no storage for it. One is a class of 40 lines: kvcore new-plugin storage NAME; "
-    "or use redis, s3, mooncake, nixl or disk"
-)
+WITHOUT_STORE = {
+    "redis": r"extra_config\.((valkey|resp)_.*|username|password|tls_enable|redis_url|(request|connection)_timeout)",
+    "s3": r"extra_config\.(s3_|aws_|disable_tls).*",
+    "mooncake": r"extra_config\.(mooncake_.*|transfer_timeout|protocol|local_hostname|metadata_server|device_name"
+    r"|global_segment_size|master_server_addr(ess)?|local_buffer_size|storage_root_dir)",
+    "nixl": r"extra_config\.(enable_)?nixl_.*",
+    "disk": r"extra_config\.(use_odirect|disk_io_threads|fs_base_path|fs_connector_.*|use_direct_io|hfs?3fs_.*)",
+}
+"""Settings of a store, by the plugin of the tier that would have them."""
 WHY_NOT = (
-    (r"enable_p2p|p2p_.*|transfer_channel|extra_config\.p2p_.*|extra_config\.lookup_backoff_time",
+    (r"enable_p2p|p2p_.*|peer_.*_ports|lookup_url|distributed_url|transfer_channel|extra_config\.p2p_.*"
+     r"|extra_config\.lookup_backoff_time",
      "kvcore's engines share through a server on their machine (`server:`) or through a tier that all reach"),
-    (r"(enable_)?controller.*|lmcache_instance_id|lmcache_worker_.*",
+    (r"(enable_)?controller.*|lmcache_instance_id|lmcache_worker_.*|extra_config\.(full_sync_.*|kv_msg_.*|heartbeat_url"
+     r"|worker_socket_.*|controller_packages|disabled_controllers)",
      "kvcore has no controller: its metrics and HTTP interface are per server (docs/http.md)"),
-    (r"enable_pd|pd_.*|nixl_.*|extra_config\.nixl_.*",
+    (r"enable_(pd|nixl)|pd_.*|nixl_.*",
      "prefill and decode apart need no setting here: give both engines one `server:` or tier"),
-    (r"enable_blending|blend_.*", "kvcore reuses prefixes only: it never changes what a model computes"),
-    (r"gds_buffer_size|use_gds|gds_backend|gds_path_sharding|extra_config\.gds_.*",
+    (r"enable_blending|blend_.*|extra_config\.enable_sparse",
+     "kvcore reuses prefixes only: it never changes what a model computes"),
+    (r"(gds|phx)_buffer_size|use_gds|gds_backend|gds_path_sharding|retrieve_buffer_size|extra_config\.(gds_.*|"
+     r"use_exists_sync|force_store_wait)",
      "kvcore's storages work from host memory and take what they need"),
     (r"local_disk_path_sharding", "kvcore's disk tier has one directory"),
-    (r"local_cpu_use_hugepages|reserve_local_cpu_size|numa_mode|(enable_)?lazy_.*|extra_config\.gpu_to_numa.*",
+    (r"local_cpu_use_hugepages|reserve_local_cpu_size|numa_mode|(enable_)?lazy_.*|extra_config\.(gpu_to_numa.*|shm_name"
+     r"|local_cpu\..*|first_rank_max_local_cpu_size)",
      "kvcore allocates its L1 once, at start"),
+    (r"extra_config\.(save_only_first_rank|remote_enable_mla_worker_id_as0)",
+     "an object holds what all ranks of a machine have"),
     (r"use_layerwise|enable_async_loading|async_loading|use_gpu_connector_v3|pipelined_backend",
      CONNECTOR + "kvcore.load and kvcore.save choose by themselves"),
     (r"save_unfull_chunk", "kvcore keeps whole chunks only"),
     (r"pre_caching_hash_algorithm", "kvcore uses the engine's own block hashes, or SHA-256 (`keys: tokens`)"),
     (r"min_retrieve_tokens", "`read: auto` of a tier loads what is faster loaded than computed, by measurement"),
-    (r"priority_limit|hit_miss_ratio|lookup_server_worker_ids|enable_scheduler_bypass_lookup|external_lookup_client",
+    (r"priority_limit", "kvcore keeps what any request computes; `write: reused` spares a tier what is asked for once"),
+    (r"hit_miss_ratio|lookup_server_worker_ids|enable_scheduler_bypass_lookup|external_lookup_client",
      "a lookup is a few microseconds in kvcore: nothing to bypass"),
     (r"retrieve_locations|store_location", "`write:` and `read:` say it for each tier"),
-    (r"internal_api_server.*|script_allowed_imports|run_script_api_enabled",
+    (r"(extra_config\.)?internal_api_server.*|script_allowed_imports|run_script_api_enabled",
      "kvcore serve has an HTTP interface (`server.http`), which runs no scripts"),
     (r"enable_kv_events", "the connector publishes vLLM's KV events when vLLM does (`--kv-events-config`)"),
-    (r"(runtime_plugin|storage_plugins|extra_config\.(storage|ext|external)_).*", "kvcore's plugins are packages"),
-    (r"enable_chunk_statistics|chunk_statistics_.*|extra_config\.histogram_bucket_.*", "see docs/metrics.md"),
+    (r"extra_config\.plugin\..*", "for its programs: `args` and `env` of an entry of `plugins.run` are theirs"),
+    (r"storage_plugins|extra_config\.((storage|external)_(plugin|backend)|ext_|audit_).*",
+     "another's plugin. " + stores.NO_STORE),
+    (r"enable_chunk_statistics|(extra_config\.)?chunk_statistics_.*|extra_config\.(histogram_bucket_.*"
+     r"|enable_cache_usage_details_in_response)", "see docs/metrics.md"),
     (r"pin_check_interval_sec", "a lease that has run out is found when its slot is needed"),
     (r"remote_config_url|app_id", "kvcore fetches no configuration from elsewhere"),
     (r".*hidden_state.*", "kvcore keeps KV only"),
     (r"track_usage|usage_.*|request_telemetry_.*", "kvcore reports nothing to anybody"),
     (r"py_enable_gc|disable_banner|use_experimental|mq_timeout|device_backend", "it has no meaning in kvcore"),
     (r"mp_host|mp_port", "the address of LMCache's server: kvcore's is `server: unix:///run/kvcore/kvcore.sock`"),
-    (r"(maru|eic)_.*|audit_actual_remote_url|extra_config\.(remote_storage_plugin|eic|maru|azure).*", NO_STORE),
-    (r"extra_config\.(s3_|aws_|disable_tls).*", "there is no s3 tier"),
+    (r"(maru|eic)_.*|audit_actual_remote_url|extra_config\.(remote_storage_plugin|eic|maru|azure|bigtable|dax"
+     r"|infinistore|rust_raw_block|sagemaker_hyperpod).*", stores.NO_STORE),
     (r"extra_config\.save_chunk_meta|extra_config\.fs_connector_.*", stores.OWN_PACE),
 )  # fmt: skip
 UNKNOWN = "LMCache 0.5.6 has no such setting, either"
@@ -72,7 +92,7 @@ OTHER_EXTRA = "kvcore has nothing that reads it"
 
 def convert(settings: Iterable[Setting], draft: Draft) -> None:
     """Put into the draft what stands in the settings of an engine's LMCache."""
-    options = Options(Setting(s.place, ALIASES.get(s.name, s.name), s.value) for s in settings)
+    options = Options(s.named(ALIASES.get(s.name, s.name)) for s in settings)
     _memory(options, draft)
     _behaviour(options, draft)
     _disk(options, draft)
@@ -80,13 +100,27 @@ def convert(settings: Iterable[Setting], draft: Draft) -> None:
     extra = Options(options.rest(), "extra_config.")
     _nixl(options, extra, draft)
     _remote(options, extra, draft)
+    if (beside := options.take("runtime_plugin_locations")) is not None:
+        programs.convert(beside, draft, served=False)
+    if (empty := options.take("extra_config")) is not None:
+        draft.serves(empty, "nothing")
     rest = extra.rest()
+    tiers = {tier["storage"]["plugin"] for tier in draft.values.get("l2", [])}
     for setting in options.rest():
         if not setting.name.startswith("extra_config.") or setting in rest:
-            draft.leave(setting, _why(setting.name))
+            draft.leave(setting, _why(setting.name, tiers))
 
 
-def _why(name: str) -> str:
+def knows(name: str) -> bool:
+    """Whether it is a setting of LMCache's."""
+    name = ALIASES.get(name, name)
+    return name in TAKEN or name.startswith("extra_config.") or _why(name, set()) != UNKNOWN
+
+
+def _why(name: str, tiers: set[str]) -> str:
+    for plugin, pattern in WITHOUT_STORE.items():
+        if re.fullmatch(pattern, name):
+            return stores.OWN_PACE if plugin in tiers else f"there is no {plugin} tier"
     for pattern, why in WHY_NOT:
         if re.fullmatch(pattern, name):
             return why
@@ -129,16 +163,9 @@ def _behaviour(options: Options, draft: Draft) -> None:
         else:
             draft.leave(wait, "not a time above 0")
     if (level := options.take("log_level")) is not None:
-        name = str(level.value).lower()
-        if name in ("debug", "info", "warning", "error"):
-            draft.keep(level, "log_level", name)
-        else:
-            draft.change(level, "log_level", "error" if name == "critical" else "info", "kvcore has no such level")
+        stores.log_level(draft, level)
     if (decode := options.take("save_decode_cache")) is not None:
-        if yes(decode.value):
-            draft.default(decode, "kvcore.save_decode: true")
-        else:
-            draft.serves(decode, "kvcore.save_decode: false", NO_DECODE, "changed")
+        save_decode(decode, draft)
 
 
 def _time(draft: Draft, setting: Setting, path: str) -> None:
@@ -170,26 +197,32 @@ def _disk(options: Options, draft: Draft) -> None:
 
 
 def _gds(options: Options, draft: Draft) -> None:
-    if (where := options.take("gds_path")) is None or not where.value:
-        return
-    paths = [part.strip() for part in str(where.value).split(",")]
-    stores.disk(draft, where, paths)
-    draft.serves(
-        where, "plugin: disk", "through host memory; GPUDirect Storage is the storage nixl, backend: gds", "changed"
-    )
+    for name, other in (
+        ("gds_path", "GPUDirect Storage is the storage nixl, backend: gds"),
+        ("phx_path", "kvcore has no Phoenix"),
+    ):
+        if (where := options.take(name)) is not None and where.value:
+            stores.disk(draft, where, [part.strip() for part in str(where.value).split(",")])
+            draft.serves(where, "plugin: disk", "through host memory; " + other, "changed")
+        elif where is not None:
+            draft.serves(where, "no such tier")
 
 
 def _nixl(options: Options, extra: Options, draft: Draft) -> None:
     if not yes(extra.value("enable_nixl_storage")):
         return
-    if (switch := extra.take("enable_nixl_storage")) is not None:
-        draft.serves(switch, "a tier with the storage nixl")
+    switch = extra.take("enable_nixl_storage")
+    assert switch is not None
     backend = extra.take("nixl_backend") or Setting("default", "extra_config.nixl_backend", "POSIX")
     params = extra.take("nixl_backend_params")
     given = params.value if params is not None and isinstance(params.value, dict) else {}
     place = params.place if params is not None else ""
     inner = [Setting(place, f"nixl_backend_params.{name}", value) for name, value in given.items()]
     path = stores.nixl(draft, backend, Options(inner, "nixl_backend_params."), extra.take("nixl_path"))
+    if path is None:
+        draft.leave(switch, "see its backend")
+        return
+    draft.serves(switch, "a tier with the storage nixl")
     if (direct := extra.take("use_direct_io")) is not None:
         draft.default(direct, f"{path}.direct: auto", "O_DIRECT wherever the file system takes it")
     for name in ("nixl_pool_size", "nixl_presence_cache", "nixl_async_put"):
@@ -216,7 +249,7 @@ def _remote(options: Options, extra: Options, draft: Draft) -> None:
     remote = len(draft.values.get("l2", [])) > before
     if (serde := options.take("remote_serde")) is not None:
         if str(serde.value).lower() not in ("naive", "none", ""):
-            draft.leave(serde, "lossy; kvcore-zstd compresses without loss: `serde: [zstd]`")
+            draft.leave(serde, stores.LOSSY)
         elif remote:
             draft.default(serde, "serde: []", "the bytes as they are, with a checksum")
         else:
@@ -238,8 +271,13 @@ def _plugin(setting: Setting, name: str, url: Setting | None, extra: Options, dr
         _redis(setting, name, url, extra, draft)
     elif kind == "fs":
         draft.leave(setting, f"{name}: no directory: extra_config has no {prefix}base_path")
+    elif kind == "mooncakestore":
+        stores.mooncake(draft, setting, extra.without(prefix))
+    elif kind == "hf3fs" and (where := extra.take(prefix + "base_path", "hf3fs_base_path")) is not None:
+        draft.serves(setting, f"a tier with the storage disk, for {name}", stores.DIRECTORIES["hf3fs"], "changed")
+        stores.disk(draft, where, [part.strip() for part in str(where.value).split(",")])
     else:
-        draft.leave(setting, f"{name}: {NO_STORE}")
+        draft.leave(setting, f"{name}: {stores.NO_STORE}")
 
 
 def _redis(setting: Setting, name: str, url: Setting | None, extra: Options, draft: Draft) -> None:
@@ -275,5 +313,7 @@ def _url(setting: Setting, extra: Options, draft: Draft) -> None:
         draft.leave(
             setting, "LMCache's own server. On one machine `kvcore serve` is that; over machines use redis or s3"
         )
+    elif scheme in ("mock", "blackhole", "audit"):
+        draft.leave(setting, "LMCache's stand-in for tests; kvcore's is the storage memory")
     else:
-        draft.leave(setting, NO_STORE)
+        draft.leave(setting, stores.NO_STORE)

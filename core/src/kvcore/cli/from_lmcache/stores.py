@@ -7,7 +7,28 @@ from kvcore.cli.from_lmcache.draft import Draft, Setting, as_number, gib, size, 
 
 SECRETS_ELSEWHERE = "secrets stay out of the file: set {} in the environment to it"
 OWN_PACE = "kvcore has its own way of working with this store"
-WORKER_WORDS = ("num_workers", "per_op_workers", "num_threads", "sync_num_workers")
+WORKER_WORDS = ("num_workers", "per_op_workers", "num_threads", "sync_num_workers", "pool_size", "device_ids",
+                "buffer_size_mb", "use_direct_io", "use_odirect")  # fmt: skip
+NO_STORE = (
+    "kvcore has no storage for it. One is a class of 40 lines: kvcore new-plugin storage NAME; "
+    "or use redis, s3, mooncake, nixl or disk"
+)
+LOSSLESS = "kvcore-zstd compresses without loss: `serde: [zstd]`"
+LOSSY = "lossy; " + LOSSLESS
+ENCODINGS = {
+    "cachegen": LOSSY,
+    "fp8": LOSSY,
+    "turboquant": LOSSY,
+    "aesgcm": "kvcore encrypts nothing: keep the tier on an encrypted volume, or let the store encrypt it (s3 can)",
+}
+"""LMCache's serdes."""
+DIRECTORIES = {
+    "fs": "",
+    "fs_native": "",
+    "phx": "through host memory, not straight to the GPU",
+    "hf3fs": "through its mount (FUSE), not 3FS's own rings",
+}
+"""LMCache's adapters that keep files in a directory, and how kvcore's disk differs."""
 
 
 class Options:
@@ -23,6 +44,13 @@ class Options:
     def value(self, *names: str) -> Any:
         """Its value, or None; it stays."""
         return next((self._left[name].value for name in names if name in self._left), None)
+
+    def without(self, prefix: str) -> "Options":
+        """These, where names that begin so may be taken without it, too."""
+        for name in [name for name in self._left if name.startswith(prefix)]:
+            if (short := name.removeprefix(prefix)) not in self._left:
+                self._left[short] = self._left.pop(name)
+        return self
 
     def rest(self) -> list[Setting]:
         """What nobody has taken."""
@@ -86,7 +114,6 @@ NIXL_PARAMS: Table = {
     "file_path": ("path", str),
     "bucket": ("bucket", str),
     "region": ("region", str),
-    "endpoint_override": ("endpoint", str),
     "ca_bundle": ("ca_bundle", str),
 }
 NIXL_BACKENDS = {"POSIX": "posix", "OBJ": "obj", "GDS": "gds", "GDS_MT": "gds_mt"}
@@ -220,10 +247,22 @@ def mooncake(draft: Draft, where: Setting, options: Options) -> str:
     return path
 
 
-def nixl(draft: Draft, backend: Setting, params: Options, directory: Setting | None) -> str:
-    """A `nixl` tier; the path of its storage."""
-    path = draft.tier("nixl")
+def nixl(draft: Draft, backend: Setting, params: Options, directory: Setting | None) -> str | None:
+    """A `nixl` tier; the path of its storage. None when there is no place for it: no tier."""
     known = NIXL_BACKENDS.get(str(backend.value).upper())
+    if known == "obj" and not params.value("bucket"):
+        draft.leave(backend, "no bucket: LMCache leaves it to AWS_DEFAULT_BUCKET, kvcore's `nixl` needs its name")
+    elif known is None and directory is None and not params.value("file_path"):
+        draft.leave(backend, NO_STORE)
+    else:
+        return _nixl(draft, backend, known, params, directory)
+    for rest in params.rest():
+        draft.leave(rest, "see its backend")
+    return None
+
+
+def _nixl(draft: Draft, backend: Setting, known: str | None, params: Options, directory: Setting | None) -> str:
+    path = draft.tier("nixl")
     if known is None:
         draft.change(backend, f"{path}.backend", "posix", f"kvcore has no {backend.value}: files by posix instead")
     elif known.startswith("gds"):
@@ -239,14 +278,40 @@ def nixl(draft: Draft, backend: Setting, params: Options, directory: Setting | N
             draft.serves(secret, f"the variable {variable}", SECRETS_ELSEWHERE.format(variable), "changed")
     if (direct := params.take("use_direct_io")) is not None:
         draft.serves(direct, f"{path}.direct: auto", "O_DIRECT wherever the file system takes it", "changed")
-    if (file_size := params.take("file_size")) is not None:
-        draft.leave(file_size, "a file is as large as its object")
+    for name, why in (("file_size", "a file is as large as its object"), ("shard_dirs", OWN_PACE)):
+        if (own := params.take(name)) is not None:
+            draft.leave(own, why)
+    if known == "obj":
+        _object_address(draft, params, path)
     copy(draft, params, path, NIXL_PARAMS)
     capacity(draft, params, path)
     for setting in params.rest():
         name = setting.name.rpartition(".")[2]
         draft.keep(setting, f"{path}.params.{name}", str(setting.value), "handed to NIXL as it is")
     return path
+
+
+def _object_address(draft: Draft, params: Options, path: str) -> None:
+    """NIXL takes an endpoint without a scheme."""
+    scheme, where = params.take("scheme"), params.take("endpoint_override")
+    if where is not None:
+        url = str(where.value)
+        if "://" not in url:
+            url = f"{scheme.value if scheme is not None else 'https'}://{url}"
+        (draft.keep if url == where.value else draft.change)(where, f"{path}.endpoint", url, "as a URL")
+    if scheme is not None:
+        draft.serves(scheme, f"{path}.endpoint")
+    if (virtual := params.take("use_virtual_addressing")) is not None:
+        draft.keep(virtual, f"{path}.addressing", "virtual" if yes(virtual.value) else "path")
+
+
+def log_level(draft: Draft, level: Setting) -> None:
+    """LMCache's log level."""
+    name = str(level.value).lower()
+    if name in ("debug", "info", "warning", "error"):
+        draft.keep(level, "log_level", name)
+    else:
+        draft.change(level, "log_level", "error" if name == "critical" else "info", "kvcore has no such level")
 
 
 def capacity(draft: Draft, options: Options, path: str) -> None:

@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 STORE ?= disk
 OVER ?= server
 
-.PHONY: help setup setup-sglang setup-lmcache test test-again test-unit test-vllm test-sglang test-lmcache matrix soak check lint types contracts docs docs-check demo demo-two-engines demo-prefill-decode demo-prefix-router bench dist changelog clean
+.PHONY: help setup setup-sglang setup-lmcache test test-again test-unit test-vllm test-sglang test-lmcache matrix soak check lint types contracts docs docs-check site demo demo-two-engines demo-prefill-decode demo-prefix-router bench dist changelog clean
 
 help: ## What the targets do
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -106,6 +106,9 @@ contracts: setup
 
 docs: setup ## Write the generated documentation
 	$(BIN)/python docs/generate.py
+
+site: setup ## Build the documentation site in build/site; it needs no network
+	$(BIN)/python docs/site.py
 
 docs-check: setup
 	$(BIN)/python docs/generate.py --check

@@ -27,10 +27,12 @@ WAYS = ("direct", "staged", "bounced")
 BLOCKS = 12  # of the engine
 
 
-def laid_out(layout: str, layers: int, heads: int, tokens: int, content: int, dtype: torch.dtype) -> list[torch.Tensor]:
+def laid_out(
+    layout: str, layers: int, heads: int, tokens: int, content: int, dtype: torch.dtype, device: str = "cpu"
+) -> list[torch.Tensor]:
     """Layers as views `[block, head, token, content]` of one allocation in this order."""
     sizes = {"L": layers, "B": BLOCKS, "H": heads, "N": tokens, "C": content * dtype.itemsize}
-    memory = torch.randint(0, 255, [sizes[axis] for axis in layout], dtype=torch.uint8).view(dtype)
+    memory = torch.randint(0, 255, [sizes[axis] for axis in layout], dtype=torch.uint8, device=device).view(dtype)
     return list(memory.permute([layout.index(axis) for axis in "LBHNC"]))
 
 

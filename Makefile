@@ -13,10 +13,11 @@ export KVCORE_TEST_MODELS ?= $(CURDIR)/build/models
 PYTEST_ARGS ?=
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+GPU_PYTHON ?= $(PYTHON)
 STORE ?= disk
 OVER ?= server
 
-.PHONY: help setup setup-sglang setup-lmcache test test-again test-unit test-vllm test-sglang test-lmcache matrix soak check lint types contracts docs docs-check site demo demo-two-engines demo-prefill-decode demo-prefix-router bench dist changelog clean
+.PHONY: help setup setup-sglang setup-lmcache test test-again test-unit test-vllm test-sglang test-lmcache test-gpu bench-gpu matrix soak check lint types contracts docs docs-check site demo demo-two-engines demo-prefill-decode demo-prefix-router bench dist changelog clean
 
 help: ## What the targets do
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -35,6 +36,7 @@ $(VENV)/.ready: requirements/dev.txt requirements/no-deps.txt requirements/vllm-
 	@$(PIP) install -c constraints.txt -r requirements/dev.txt
 	@$(PIP) install --no-deps -c constraints.txt -r requirements/no-deps.txt
 	@sh requirements/debian.sh Mooncake libibverbs1 libnuma1 libcurl4
+	@sh requirements/debian.sh "the CUDA kernels as host code" g++
 	@echo "5/5 kvcore and its plugins, editable"
 	@$(PIP) install --no-deps --no-build-isolation $(addprefix -e ,$(PACKAGES))
 	@touch $@
@@ -88,6 +90,12 @@ test-again: ## Run what the last run has failed once more, alone; not when that 
 matrix: setup setup-sglang setup-lmcache ## Run every storage under every engine, and write the results into README.md
 	KVCORE_TEST_MATRIX=build/matrix.json $(BIN)/python -m pytest tests/matrix -k "not readme" $(PYTEST_ARGS)
 	$(BIN)/python tests/matrix/matrix_table.py build/matrix.json README.md
+
+test-gpu: ## Check the CUDA transfer on a GPU, in the environment of GPU_PYTHON: torch for CUDA, kvcore[cuda,testing], pytest-timeout
+	$(GPU_PYTHON) -m pytest tests/gpu/gpu_checks.py $(PYTEST_ARGS)
+
+bench-gpu: ## Measure the CUDA transfer on a GPU, in the same environment
+	$(GPU_PYTHON) benchmarks/gpu.py
 
 soak: setup ## Ten minutes of load on a server, and two thousand instants at which it or its engines are killed
 	KVCORE_TEST_SOAK_S=600 KVCORE_TEST_CHAOS_TIMES=10 $(BIN)/python -m pytest tests/kvcore/service/test_chaos.py -s $(PYTEST_ARGS)

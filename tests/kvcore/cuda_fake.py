@@ -47,7 +47,7 @@ class Event:
 
 
 class FakeDevice:
-    """See `kvcore.transfer.cuda.device.Device`. `seed` decides how eager each stream is, and who is next.
+    """See `kvcore.transfer.cuda.device.CudaDevice`. `seed` decides how eager each stream is, and who is next.
 
     `pin_error`: what `pin` raises.
     """

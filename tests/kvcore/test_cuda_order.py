@@ -20,6 +20,7 @@ from kvcore.l1 import Arena
 from kvcore.transfer import Copy, PagedCache
 from kvcore.transfer import cuda as cuda_package
 from kvcore.transfer.cuda import lanes
+from kvcore.transfer.cuda.device import CudaDevice
 from kvcore.transfer.cuda.lanes import Gpu, Speeds, Way
 from kvcore.transfer.cuda.mover import CudaMover, cuda_mover
 from kvcore.transfer.plan import Run
@@ -121,6 +122,16 @@ class Careless(FakeDevice):
 
 def careless(way: Way, seed: int, dropped: int | None = None) -> Careless:
     return Careless(seed, dropped=dropped, pin_error=MemoryError("no") if way == "bounced" else None)
+
+
+def test_the_device_of_these_tests_has_the_methods_of_the_real_one() -> None:
+    def methods(kind: type) -> dict[str, list[str]]:
+        found = inspect.getmembers(kind, inspect.isfunction)
+        return {name: list(inspect.signature(f).parameters) for name, f in found if not name.startswith("_")}
+
+    real = methods(CudaDevice)
+    assert len(real) >= 12
+    assert real.items() <= methods(FakeDevice).items()
 
 
 def test_each_record_and_each_wait_is_needed() -> None:

@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from kvcore.transfer.cuda.device import Device, Kernel
+from kvcore.transfer.cuda.device import CudaDevice, Kernel
 from kvcore.transfer.cuda.tables import LAYER_BYTES, layer_table
 from kvcore.transfer.geometry import Geometry
 
@@ -96,7 +96,7 @@ class Speeds:
 class _Buffer:
     """One of the two that a lane fills and empties in turn."""
 
-    def __init__(self, device: Device, nbytes: int, rows: int) -> None:
+    def __init__(self, device: CudaDevice, nbytes: int, rows: int) -> None:
         self.staging = device.allocate(nbytes)
         self.bounce = device.allocate_pinned(nbytes)
         self.rows = device.allocate(rows * _ROW_BYTES)
@@ -114,7 +114,7 @@ class Lane:
         kernel: `kvcore_gather` or `kvcore_scatter`.
     """
 
-    def __init__(self, device: Device, kernel: Kernel, nbytes: int, rows: int) -> None:
+    def __init__(self, device: CudaDevice, kernel: Kernel, nbytes: int, rows: int) -> None:
         self._device, self._kernel = device, kernel
         self._lock = threading.Lock()
         self._kernels, self._copies = device.stream(), device.stream()
@@ -257,7 +257,7 @@ class Gpu:
         rows: blocks per launch.
     """
 
-    def __init__(self, device: Device, buffer_bytes: int = BUFFER_BYTES, rows: int = ROWS) -> None:
+    def __init__(self, device: CudaDevice, buffer_bytes: int = BUFFER_BYTES, rows: int = ROWS) -> None:
         self.device, self.buffer_bytes, self.rows = device, buffer_bytes, rows
         with device.use():
             self.save = Lane(device, "kvcore_gather", buffer_bytes + 16, rows)  # 16: an object's place is odd there

@@ -6,14 +6,14 @@ import threading
 import weakref
 
 from kvcore.api import format_size
-from kvcore.transfer.cuda.device import Device
+from kvcore.transfer.cuda.device import CudaDevice
 
 logger = logging.getLogger("kvcore.transfer")
 _lock = threading.Lock()
 _arenas: "weakref.WeakValueDictionary[tuple[int, int], Pinned]" = weakref.WeakValueDictionary()
 
 
-def pinned(device: Device, memory: memoryview) -> "Pinned":
+def pinned(device: CudaDevice, memory: memoryview) -> "Pinned":
     """The arena that is mapped there, pinned once in this process for as long as somebody has the result."""
     key = ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory)
     with _lock:
@@ -27,7 +27,7 @@ class Pinned:
     """Host memory that is pinned by a thread, because that takes seconds for large arenas, and unpinned before it is
     unmapped. Until it is `ready`, and for ever where it cannot be pinned, copies go through small pinned buffers."""
 
-    def __init__(self, device: Device, memory: memoryview, address: int) -> None:
+    def __init__(self, device: CudaDevice, memory: memoryview, address: int) -> None:
         self.address = address
         self._done = threading.Event()
         arguments = device, self._done, address, memory[:]  # which stays mapped until it is unpinned
@@ -46,7 +46,7 @@ class Pinned:
         return self.ready
 
 
-def _pin(device: Device, done: threading.Event, address: int, memory: memoryview) -> None:
+def _pin(device: CudaDevice, done: threading.Event, address: int, memory: memoryview) -> None:
     try:
         with device.use():
             device.pin(address, len(memory))
@@ -60,7 +60,9 @@ def _pin(device: Device, done: threading.Event, address: int, memory: memoryview
         )
 
 
-def _unpin(thread: threading.Thread, device: Device, done: threading.Event, address: int, _memory: memoryview) -> None:
+def _unpin(
+    thread: threading.Thread, device: CudaDevice, done: threading.Event, address: int, _memory: memoryview
+) -> None:
     thread.join()
     if done.is_set():
         with device.use():

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from kvcore.transfer.cuda.device import Device, Memory
+from kvcore.transfer.cuda.device import CudaDevice
 from kvcore.transfer.geometry import Geometry
 
 LAYER_BYTES = 56
 
 
-def layer_table(layers: Sequence[Geometry], at: Sequence[int], device: Device) -> Memory:
+def layer_table(layers: Sequence[Geometry], at: Sequence[int], device: CudaDevice) -> Any:
     """The table on the device. `at`: per layer, where its blocks begin in a rank's range of an object."""
     places: dict[tuple[int, ...], int] = {}  # of offsets, in words: layers alike share them
     words = len(layers) * LAYER_BYTES // 8

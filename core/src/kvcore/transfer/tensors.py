@@ -1,8 +1,8 @@
 """Layers on any torch device, or with blocks in very small pieces: plain torch operations.
 
 A block stands in an object in the order of `tensor[block].contiguous()`. On a device, the layers of an object are
-gathered or scattered there, and cross to the arena in one copy. Runs on CPU tensors in the tests; on CUDA, XPU and
-other devices it has not been run by this project.
+gathered or scattered there, and cross to the arena in one copy. NVIDIA GPUs have kernels of their own (`cuda/`) where
+CuPy is installed. Runs on CPU tensors in the tests; on other devices it has not been run by this project.
 """
 
 from collections.abc import Sequence

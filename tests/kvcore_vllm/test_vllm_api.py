@@ -20,7 +20,7 @@ MEMBERS = {
         "get_external_cache_hit_sources requires_kv_delivery shutdown register_kv_caches get_handshake_metadata "
         "handle_preemptions start_load_kv wait_for_layer_load save_kv_layer wait_for_save get_finished "
         "get_transfer_results get_block_ids_with_load_errors build_connector_worker_meta get_kv_connector_stats "
-        "build_kv_connector_stats build_prom_metrics _get_connector_metadata"
+        "build_kv_connector_stats build_prom_metrics _get_connector_metadata requires_piecewise_for_cudagraph"
     ),
     f"{V1}.base:SupportsHMA": "request_finished_all_groups",
     f"{V1}.base:KVConnectorRole": "SCHEDULER WORKER",
@@ -34,6 +34,9 @@ MEMBERS = {
     "vllm.distributed.kv_events:BlockStored": "block_hashes parent_block_hash token_ids block_size medium",
     "vllm.distributed.kv_events:BlockRemoved": "block_hashes medium",
     "vllm.v1.metrics.cache_hit_source:CacheHitSource": "HOST DISK EXTERNAL_UNSPECIFIED",
+    # the forward pass, layer by layer
+    "vllm.config:CUDAGraphMode": "FULL",
+    "vllm.forward_context:ForwardContext": "attn_metadata cudagraph_runtime_mode ubatch_slices",
     "vllm.v1.request:Request": "all_token_ids num_tokens",
     "vllm.v1.core.sched.output:SchedulerOutput": "scheduled_new_reqs finished_req_ids preempted_req_ids",
     # the model and how it is run, whichever of the two
@@ -46,7 +49,8 @@ MEMBERS = {
     ),
     "vllm.config:CacheConfig": "cache_dtype prefix_caching_hash_algo enable_prefix_caching",
     "vllm.config:ParallelConfig": (
-        "tensor_parallel_size pipeline_parallel_size prefill_context_parallel_size decode_context_parallel_size nnodes"
+        "tensor_parallel_size pipeline_parallel_size prefill_context_parallel_size decode_context_parallel_size nnodes "
+        "use_ubatching"
     ),
     "vllm.config:LoadConfig": "load_format",
     "vllm.config:SpeculativeConfig": "method uses_draft_kv_cache",
@@ -87,6 +91,9 @@ PARAMETERS = {
     f"{V1}.base:KVConnectorBase_V1.get_num_new_matched_tokens": "request num_computed_tokens",
     f"{V1}.base:KVConnectorBase_V1.update_state_after_alloc": "request blocks num_external_tokens",
     f"{V1}.base:KVConnectorBase_V1.handle_preemptions": "kv_connector_metadata",
+    f"{V1}.base:KVConnectorBase_V1.start_load_kv": "forward_context",
+    f"{V1}.base:KVConnectorBase_V1.wait_for_layer_load": "layer_name",
+    f"{V1}.base:KVConnectorBase_V1.save_kv_layer": "layer_name kv_layer attn_metadata",
     "vllm.v1.core.kv_cache_utils:generate_block_hash_extra_keys": "request start_token_idx end_token_idx",
     "vllm.v1.core.kv_cache_utils:maybe_convert_block_hash": "",
     "vllm.v1.core.kv_cache_utils:to_event_extra_keys": "",

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from kvcore_vllm.copier import Copier
+from kvcore_vllm.copier import Copier, Layers
 from kvcore_vllm.metadata import Load, Save
 
 pytestmark = pytest.mark.vllm
@@ -19,12 +19,12 @@ class Gate:
         self.open = threading.Event()
         self.done: list[int] = []
 
-    def save(self, job: Save) -> bool:
+    def save(self, job: Save, layers: Layers | None) -> bool:
         assert self.open.wait(10)
         self.done.append(job.id)
         return job.id != 13
 
-    def load(self, job: Load) -> set[int]:
+    def load(self, job: Load, layers: Layers | None) -> set[int]:
         assert self.open.wait(10)
         if job.id == 66:
             raise OSError("gone")

@@ -21,8 +21,8 @@ class Arena(Protocol):
 class Mover(Protocol):
     """Copies the blocks of some adjacent layers of one group; `layers` counts from the first of them, None is all.
 
-    On a device a copy takes its place in the calling thread's current stream: it comes after what that was told before,
-    and what it is told later finds the copy done. The call itself may return earlier.
+    On a device a copy comes after what the calling thread's current stream was told before, and what that is told later
+    finds it done. When the call returns, the arena was read or written: the slots' generations are compared then.
     """
 
     @property

@@ -58,6 +58,16 @@ def on_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
+def tells_layers(forward: Any, layers: Iterable[str]) -> bool:
+    """Will vLLM tell of each of these layers when it is computed, in this forward pass? Not where the pass is one CUDA
+    graph, runs in microbatches, or is not known yet (vLLM's newer model runner)."""
+    from vllm.config import CUDAGraphMode
+
+    metadata = forward.attn_metadata
+    whole = forward.cudagraph_runtime_mode == CUDAGraphMode.FULL or forward.ubatch_slices is not None
+    return not whole and isinstance(metadata, dict) and all(metadata.get(layer) is not None for layer in layers)
+
+
 def share_log() -> None:
     """Let kvcore's log lines appear among vLLM's, where nobody has arranged for them."""
     log, theirs = logging.getLogger("kvcore"), logging.getLogger("vllm")

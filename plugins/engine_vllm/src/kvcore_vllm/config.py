@@ -24,6 +24,12 @@ class VllmConfig(PluginConfig):
     """When computed KV is copied: `sync` at the end of its step, `async` beside the steps. `auto`: `sync` with vLLM's
     CPU backend, else `async`."""
 
+    layerwise: Literal["auto", "on", "off"] = "auto"
+    """Copy layer by layer while a step computes: a load `sync` ahead of the layer that needs it, a save as soon as its
+    layer is computed. `on` takes loads into the steps where a failed one can be undone there (one KV cache group, no
+    async scheduling), and has vLLM make its CUDA graphs piecewise. `auto`: not with vLLM's CPU backend, where it gains
+    nothing; elsewhere loads that are `sync`, and the saves of a `kv_producer`, which somebody waits for."""
+
     save_decode: bool = True
     """Keep the KV of generated tokens, too."""
 

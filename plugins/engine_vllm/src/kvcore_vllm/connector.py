@@ -8,7 +8,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from kvcore_vllm import _compat
 from kvcore_vllm.faults import logger
 from kvcore_vllm.metadata import Metadata, WorkerLayout
-from kvcore_vllm.options import parse_options
+from kvcore_vllm.options import PREFIX, parse_options
 from kvcore_vllm.scheduler import SchedulerHalf
 from kvcore_vllm.stats import KVCorePromMetrics, KVCoreStats
 from kvcore_vllm.worker import WorkerHalf
@@ -127,13 +127,17 @@ class KVCoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """See vLLM."""
-        self.worker.load(self._meta)
+        self.worker.load(self._meta, forward_context)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads inside a step are whole before its forward pass."""
+        """See vLLM."""
+        if self.worker.loading:
+            self.worker.before_layer(layer_name)
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Saves begin when all layers are written."""
+        """See vLLM."""
+        if self.worker.saving:
+            self.worker.after_layer(layer_name)
 
     def wait_for_save(self) -> None:
         """See vLLM."""
@@ -155,6 +159,12 @@ class KVCoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def build_connector_worker_meta(self) -> Any:
         """See vLLM."""
         return self.worker.report(self._meta)
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Layer by layer in every step means no graph of a whole step. With `auto`, a step that is one graph is copied
+        whole."""
+        return extra_config.get(PREFIX + "layerwise") == "on"
 
     @property
     def _meta(self) -> Metadata:

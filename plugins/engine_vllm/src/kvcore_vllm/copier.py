@@ -1,30 +1,42 @@
-"""The thread that copies beside the engine's steps."""
+"""The thread that copies beside the engine's own."""
 
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from kvcore_vllm.metadata import Load, Save
 
 Kind = Literal["load", "save"]
 
 
+class Layers(NamedTuple):
+    """Some layers of one KV cache group."""
+
+    group: int
+    layers: range
+
+
+END = Layers(0, range(0))
+"""What ends a job whose parts were all submitted before."""
+
+
 class Copier:
-    """Runs loads and saves one after another on one thread, and collects what has ended.
+    """Runs loads and saves one after another on one thread, and collects what has ended. A job comes whole, or in parts
+    of some layers each; it has failed as far as any of them has.
 
     Args:
-        load: copies into the paged KV; returns the block ids that failed.
-        save: copies out of it; returns whether it succeeded. Neither raises.
+        load: copies all layers or some into the paged KV; returns the block ids that failed.
+        save: copies them out of it; returns whether it succeeded. Neither raises.
         prepare: called on the thread before its first copy.
         sync: called on the thread after each copy; returns when the device has done it.
     """
 
     def __init__(
         self,
-        load: Callable[[Load], set[int]],
-        save: Callable[[Save], bool],
+        load: Callable[[Load, Layers | None], set[int]],
+        save: Callable[[Save, Layers | None], bool],
         prepare: Callable[[], None],
         sync: Callable[[], None],
     ) -> None:
@@ -32,22 +44,38 @@ class Copier:
         self._save = save
         self._prepare = prepare
         self._sync = sync
-        self._queue: queue.SimpleQueue[tuple[Kind, Any, Any] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Kind, Any, Any, Layers | None, bool] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
+        self._submitted = self._ended = 0
         self._running: dict[tuple[Kind, int], str] = {}
+        self._bad: dict[int, set[int]] = {}
+        self._broken: set[int] = set()
         self._loaded: list[tuple[Load, set[int]]] = []
         self._saved: list[tuple[Save, bool]] = []
         self._late: set[int] = set()
         self._thread: threading.Thread | None = None
 
-    def submit(self, kind: Kind, job: "Load | Save", event: Any) -> None:
-        """Queue a job. `event`: has `synchronize()`, waited for before the copy; or None."""
+    def submit(
+        self, kind: Kind, job: "Load | Save", event: Any, layers: Layers | None = None, last: bool = True
+    ) -> int:
+        """Queue a job, or a part of it, of which one must be the last. What it returns goes to `reach`.
+
+        `event`: has `synchronize()`, waited for before the copy; or None. `layers`: which, None is all.
+        """
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="kvcore-copy", daemon=True)
             self._thread.start()
         with self._changed:
             self._running[kind, job.id] = job.req_id
-        self._queue.put((kind, job, event))
+            self._submitted += 1
+            self._queue.put((kind, job, event, layers, last))
+            return self._submitted
+
+    def reach(self, submitted: int) -> None:
+        """Wait until all has ended up to what `submit` returned this for."""
+        with self._changed:
+            while self._ended < submitted:
+                self._changed.wait()
 
     def take(self, wait_s: float = 0.0) -> tuple[list[tuple[Load, set[int]]], list[tuple[Save, bool]]]:
         """What has ended since the last call. Waits at most `wait_s` when something runs and nothing has ended."""
@@ -57,6 +85,12 @@ class Copier:
             done = self._loaded, self._saved
             self._loaded, self._saved = [], []
         return done
+
+    def drop(self, job: Save) -> None:
+        """End a save of which parts were submitted; it has failed."""
+        with self._changed:
+            self._broken.add(job.id)
+        self.submit("save", job, None, END)
 
     def saving(self, req_id: str) -> bool:
         """Is a save of this request queued or running?"""
@@ -82,21 +116,30 @@ class Copier:
     def _run(self) -> None:
         ready = False
         while (item := self._queue.get()) is not None:
-            kind, job, event = item
+            kind, job, event, layers, last = item
             try:
                 if not ready:
                     self._prepare()
                     ready = True
                 if event is not None:
                     event.synchronize()
-                result: Any = self._load(job) if kind == "load" else self._save(job)
+                if kind == "load":
+                    self._bad.setdefault(job.id, set()).update(self._load(job, layers))
+                elif layers is not END and job.id not in self._broken and not self._save(job, layers):
+                    self._broken.add(job.id)
                 self._sync()
             except Exception:
-                result = set(job.blocks) if kind == "load" else False
-            with self._changed:
-                del self._running[kind, job.id]
                 if kind == "load":
-                    self._loaded.append((job, result))
+                    self._bad[job.id] = set(job.blocks)
                 else:
-                    self._saved.append((job, result and job.id not in self._late))
+                    self._broken.add(job.id)
+            with self._changed:
+                self._ended += 1
+                if last:
+                    del self._running[kind, job.id]
+                    if kind == "load":
+                        self._loaded.append((job, self._bad.pop(job.id)))
+                    else:
+                        self._saved.append((job, job.id not in self._broken | self._late))
+                        self._broken.discard(job.id)
                 self._changed.notify_all()

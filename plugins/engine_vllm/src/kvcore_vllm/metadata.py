@@ -47,10 +47,13 @@ class Metadata(KVConnectorMetadata):  # type: ignore[misc]
     """One step's orders. `arena` is the token of the arena of now, "" while there is none; `attach` is how to reach it,
     once. `held` are finished requests whose blocks stay until their saves are done; `flush` are saves
     to end before this step touches any block; `idle` says that the step computes nothing; `want_layout` asks for the
-    workers' layouts, where vLLM did not bring them at start (under its MultiConnector)."""
+    workers' layouts, where vLLM did not bring them at start (under its MultiConnector). The first four are
+    `kvcore_vllm.modes.Modes`."""
 
     load_async: bool = False
     save_async: bool = False
+    load_layers: bool = False
+    save_layers: bool = False
     arena: str = ""
     attach: Attach | None = None
     loads: list[Load] = field(default_factory=list)

@@ -1,14 +1,32 @@
-"""When copies are made: inside vLLM's steps, or beside them."""
+"""When copies are made: inside vLLM's steps or beside them, whole or layer by layer."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvcore.api import ConfigError
 from kvcore_vllm import _compat
 from kvcore_vllm.options import Options
 
 
-def resolve(options: Options, vllm_config: Any, groups: int) -> tuple[bool, bool]:
-    """(are loads, are saves) asynchronous. Raises `ConfigError` for a mode that is not safe here."""
+class Modes(NamedTuple):
+    """Are loads and saves asynchronous, and are they made layer by layer?"""
+
+    load_async: bool
+    save_async: bool
+    load_layers: bool
+    save_layers: bool
+
+    def words(self) -> str:
+        """For people."""
+
+        def how(beside: bool, layers: bool) -> str:
+            return ("async" if beside else "sync") + (", layer by layer" if layers else "")
+
+        loads, saves = how(self.load_async, self.load_layers), how(self.save_async, self.save_layers)
+        return f"loads are {loads}; saves are {saves}"
+
+
+def resolve(options: Options, vllm_config: Any, groups: int) -> Modes:
+    """The modes for a model with so many KV cache groups. Raises `ConfigError` for one that is not safe here."""
     where = "kv_connector_extra_config.kvcore.load: is 'sync', but"
     overlapped = bool(vllm_config.scheduler_config.async_scheduling)
     if options.load == "sync" and groups > 1:
@@ -17,7 +35,18 @@ def resolve(options: Options, vllm_config: Any, groups: int) -> tuple[bool, bool
         )
     if options.load == "sync" and overlapped:
         raise ConfigError(f"{where} async scheduling starts a step before a failed load is known; use 'async'")
+    on, auto = options.layerwise == "on", options.layerwise == "auto"
+    if vllm_config.parallel_config.use_ubatching:
+        if on:
+            raise ConfigError(
+                "kv_connector_extra_config.kvcore.layerwise: is 'on', but vLLM runs microbatches (enable_dbo, "
+                "ubatch_size), where a layer is computed in parts; use 'auto'"
+            )
+        auto = False
     inline = _compat.on_cpu()
-    load = options.load == "async" or (options.load == "auto" and (not inline or groups > 1 or overlapped))
+    may_fail = groups == 1 and not overlapped
+    load = options.load == "async" or (options.load == "auto" and not (may_fail and (inline or on)))
     save = options.save == "async" or (options.save == "auto" and not inline)
-    return load, save
+    auto = auto and not inline
+    awaited = not vllm_config.kv_transfer_config.is_kv_consumer
+    return Modes(load, save, not load and (on or auto), on or (auto and awaited))

@@ -68,7 +68,8 @@ class SchedulerHalf(Guarded):
         self._saving = bool(transfer.is_kv_producer)
         self._ranks = int(vllm_config.parallel_config.tensor_parallel_size)
         self._windowed = tuple(w is not None for w in model_spec.group_windows(kv_cache_config))
-        self.load_async, self.save_async = modes.resolve(options, vllm_config, len(self._windowed))
+        self.modes = modes.resolve(options, vllm_config, len(self._windowed))
+        self.load_async, self.save_async = self.modes.load_async, self.modes.save_async
         if options.on_load_failure == "recompute" and _compat.set_recompute(vllm_config):
             logger.info("kv_load_failure_policy is now 'recompute': what cannot be loaded is computed")
         self._block = model_spec.block_tokens(kv_cache_config)
@@ -104,8 +105,7 @@ class SchedulerHalf(Guarded):
         """What the workers' KV looks like, by tensor-parallel rank. Registers the model; raises `KVCoreError`."""
         # Adapters and tenants have namespaces of their own, but share the arena and the layout.
         self._objects = self._spaces.set_workers(workers).groups
-        how = ["async" if a else "sync" for a in (self.load_async, self.save_async)]
-        logger.info("kvcore is ready: loads are %s, saves are %s", *how)
+        logger.info("kvcore is ready: %s", self.modes.words())
 
     def shutdown(self) -> None:
         """Close the cache, writing out what waits. Idempotent."""
@@ -200,7 +200,7 @@ class SchedulerHalf(Guarded):
 
     def step(self, output: Any) -> Metadata:
         """The orders of one step."""
-        meta = Metadata(self.load_async, self.save_async, want_layout=not self._spaces)
+        meta = Metadata(*self.modes, want_layout=not self._spaces)
         self._follow(meta)
         meta.loads, self._loads = self._loads, []
         self._keep_media(output)

@@ -2,16 +2,18 @@
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from kvcore.api import ObjectLayout
 from kvcore.engine import attach_arena
 from kvcore.engine.parts import Part
-from kvcore.transfer import PagedCache
+from kvcore.transfer import Copy, PagedCache
 from kvcore_vllm import _compat
 from kvcore_vllm.arenas import Arenas
-from kvcore_vllm.copier import Copier
+from kvcore_vllm.copier import END, Copier, Layers
 from kvcore_vllm.faults import Guarded, guarded
+from kvcore_vllm.layerwise import LoadsAhead, SavesAlong
 from kvcore_vllm.layout import by_block, describe
 from kvcore_vllm.metadata import Attach, Load, Metadata, Save, Tally, WorkerLayout, WorkerMetadata
 from kvcore_vllm.model_spec import group_layers
@@ -35,6 +37,12 @@ class WorkerHalf(Guarded):
         self._arenas = Arenas(self._mapped, self._paged)
         self._part = Part(0, 1, 0)
         self._copier = Copier(self._copy_in, self._copy_out, self._own_stream, self._synchronize)
+        # Loads that a step waits for do not queue behind saves that nobody does.
+        self._loader = Copier(self._copy_in, self._copy_out, self._own_stream, self._synchronize)
+        self._ahead: LoadsAhead | None = None
+        self._along: SavesAlong | None = None
+        self._broken: set[int] = set()
+        self._hooked = True
         self._report = WorkerMetadata()
         self._bad_blocks: set[int] = set()
         self._recved: set[str] = set()
@@ -61,6 +69,7 @@ class WorkerHalf(Guarded):
     def shutdown(self) -> None:
         """End the copies and let go of the arenas. Idempotent."""
         self._copier.close()
+        self._loader.close()
         self._arenas.close()
         self._tensors.clear()
 
@@ -75,16 +84,26 @@ class WorkerHalf(Guarded):
             self._objects = meta.attach.layouts
             self._part = _part(meta.attach)
         self._arenas.follow(meta.arena, meta.attach)
+        self._ahead, self._along, self._broken = None, None, set()
+        if meta.save_layers and meta.saves:
+            self._along = SavesAlong(self._layers, lambda layers: self._save_layers(meta, layers))
         if meta.flush:
             self._copier.flush(meta.flush)
 
     @guarded(lambda: None)
-    def load(self, meta: Metadata) -> None:
-        """Start, or do, the step's loads. vLLM counts on each of them: one that cannot start has failed."""
+    def load(self, meta: Metadata, forward: Any) -> None:
+        """Start, or do, the step's loads. vLLM counts on each of them: one that cannot start has failed.
+
+        `forward`: vLLM's context of the forward pass that comes.
+        """
         if not meta.loads:
             return
         todo = list(meta.loads)
         try:
+            if meta.load_layers and self._hooked and _compat.tells_layers(forward, self._layers[0]):
+                self._ahead = LoadsAhead(self._loader, todo, self._layers[0], self._event())
+                todo = []
+                return
             event = self._event() if meta.load_async else None
             while todo:
                 if meta.load_async:
@@ -100,28 +119,79 @@ class WorkerHalf(Guarded):
                 if meta.load_async:
                     self._recved.add(job.req_id)
 
+    @property
+    def loading(self) -> bool:
+        """Are layers loaded while the step computes?"""
+        return self._ahead is not None
+
+    @guarded(lambda: None)
+    def before_layer(self, name: str) -> None:
+        """A layer is about to be computed: wait for its load."""
+        if self._ahead is not None:
+            self._ahead.wait(name)
+
+    @property
+    def saving(self) -> bool:
+        """Are layers saved while the step computes?"""
+        return self._along is not None
+
+    @guarded(lambda: None)
+    def after_layer(self, name: str) -> None:
+        """A layer has been computed: save it, or do so with the next."""
+        if self._along is not None:
+            self._along.computed(name)
+
     @guarded(lambda: None)
     def save(self, meta: Metadata) -> None:
-        """Start, or do, the step's saves. After a failed load in the step nothing computed in it may be kept."""
-        if not meta.saves:
+        """All layers are computed. Start, or do, the saves; after a failed load nothing computed in the step may be
+        kept."""
+        self._end_loads()
+        todo, along = list(meta.saves), self._along
+        if not todo:
             return
-        todo = list(meta.saves)
         try:
-            event = self._event() if meta.save_async else None
+            if along is not None and not self._spoilt:
+                along.end()
+            event = self._event() if meta.save_async and along is None else None
             while todo and not self._spoilt:
                 if meta.save_async:
-                    self._copier.submit("save", todo[0], event)
+                    self._copier.submit("save", todo[0], event, END if along is not None else None)
+                elif along is not None:
+                    self._saved(todo[0], todo[0].id not in self._broken)
                 else:
                     self._saved(todo[0], self._copy_out(todo[0]))
                 del todo[0]
         finally:
             for job in todo:
-                self._saved(job, False)
+                if meta.save_async and along is not None:
+                    self._copier.drop(job)
+                else:
+                    self._saved(job, False)
+
+    def _save_layers(self, meta: Metadata, layers: Layers) -> None:
+        event = self._event() if meta.save_async else None
+        for job in meta.saves:
+            if meta.save_async:
+                self._copier.submit("save", job, event, layers, last=False)
+            elif job.id not in self._broken and not self._copy_out(job, layers):
+                self._broken.add(job.id)
+
+    def _end_loads(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return
+        loaded, missed = ahead.end()
+        for job, bad in loaded:
+            self._loaded(job, bad)
+        if missed:
+            self._hooked = False
+            self.fault("load", RuntimeError(f"vLLM computed {', '.join(missed)} without a word: loads are whole now"))
 
     @guarded(lambda: (set(), set(), set()))
     def results(self, meta: Metadata) -> tuple[set[str], set[str], set[str]]:
         """Requests whose held blocks are free, whose async load has ended, and of the latter those that failed as a
         whole (with several KV groups, where vLLM takes no block ids)."""
+        self._end_loads()  # vLLM asks before `save` where it drafts tokens
         self._held.update(meta.held)
         began = time.perf_counter()
         loaded, saved = self._copier.take(IDLE_WAIT_S if meta.idle else 0.0)
@@ -177,33 +247,39 @@ class WorkerHalf(Guarded):
 
     # -- copies ------------------------------------------------------------------------------------------------------
 
-    def _copy_in(self, job: Load) -> set[int]:
+    def _copy_in(self, job: Load, layers: Layers | None = None) -> set[int]:
         began = time.perf_counter()
         try:
             bad = set(job.missing)
-            copies = self._part.own(job.copies, len(self._layers))
+            copies = self._copies(job, layers)
             if copies:
-                bad |= self._arenas.cache(job.arena).load(copies) & job.blocks
+                bad |= self._arenas.cache(job.arena).load(copies, layers and layers.layers) & job.blocks
         except Exception as error:
             self.fault("load", error)
             return set(job.blocks)
-        self._count("load", began, job)
+        self._count("load", began, copies, layers)
         return bad
 
-    def _copy_out(self, job: Save) -> bool:
+    def _copy_out(self, job: Save, layers: Layers | None = None) -> bool:
         began = time.perf_counter()
         try:
-            self._arenas.cache(job.arena).store(self._part.own(job.copies, len(self._layers)))
+            copies = self._copies(job, layers)
+            self._arenas.cache(job.arena).store(copies, layers and layers.layers)
         except Exception as error:
             self.fault("save", error)
             return False
-        self._count("save", began, job)
+        self._count("save", began, copies, layers)
         return True
 
-    def _count(self, op: str, began: float, job: "Load | Save") -> None:
-        layouts = self._objects
+    def _copies(self, job: Load | Save, layers: Layers | None) -> Sequence[Copy]:
+        """This rank's copies of a job; only of the group of `layers`, where these are given."""
         copies = self._part.own(job.copies, len(self._layers))
-        nbytes = sum(sum(layouts[c.group].layer_block_bytes) * sum(1 for b in c.blocks if b >= 0) for c in copies)
+        return copies if layers is None else [c for c in copies if c.group == layers.group]
+
+    def _count(self, op: str, began: float, copies: Sequence[Copy], layers: Layers | None) -> None:
+        some = slice(None) if layers is None else slice(layers.layers.start, layers.layers.stop)
+        sizes = [sum(layout.layer_block_bytes[some]) for layout in self._objects]
+        nbytes = sum(sizes[c.group] * sum(1 for b in c.blocks if b >= 0) for c in copies)
         with self._counting:
             for name, value in (("bytes", float(nbytes)), ("seconds", time.perf_counter() - began)):
                 key = f"kvcore_{op}_{name}_total"

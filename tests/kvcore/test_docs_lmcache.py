@@ -45,9 +45,12 @@ def test_the_conversion_is_as_shown(folder: Path, capsys: pytest.CaptureFixture[
 
 def test_the_commands_work(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "lmcache.yaml").write_text(blocks(PAGE, "yaml")[0])
+    (folder / "lmcache-engine.yaml").write_text(
+        "apiVersion: lmcache.lmcache.ai/v1alpha1\nkind: LMCacheEngine\nspec: {l1: {sizeGB: 60}}\n"
+    )
     # Not these: they ask tiers, and start an engine, that are not here.
     found = [words[1:] for words in commands(PAGE) if words[1] not in ("doctor", "run")]
-    assert [words[1] for words in found] == ["from-lmcache"] * 3 + ["check"]
+    assert [words[1] for words in found] == ["from-lmcache"] * 5 + ["check"]
     for words in found:
         if words[1] == "from-lmcache":
             (folder / "kvcore.yaml").unlink(missing_ok=True)

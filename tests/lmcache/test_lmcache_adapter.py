@@ -14,7 +14,7 @@ PYTEST = ["-q", "-c", "/dev/null", "-o", "python_functions=check_*", "-p", "no:c
 @pytest.mark.lmcache
 @pytest.mark.timeout(900)  # importing LMCache alone takes long on a busy machine
 def test_adapter(lmcache_python: Path, environment: Mapping[str, str]) -> None:
-    command = [lmcache_python, "-m", "pytest", *PYTEST, INSIDE / "check_adapter.py"]
+    command = [lmcache_python, "-m", "pytest", *PYTEST, INSIDE / "check_adapter.py", INSIDE / "check_settings.py"]
     done = subprocess.run(
         command, env=dict(environment), cwd=INSIDE, capture_output=True, text=True, timeout=880, check=False
     )

@@ -180,8 +180,10 @@ def _write(path: str, text: str) -> None:
 
 def _summary(lines: list[Line], draft: Draft, out: str) -> str:
     counts = Counter(line.verdict for line in lines)
-    plugins = [tier["storage"]["plugin"] for tier in draft.values.get("l2", [])]
-    packages = dict.fromkeys(PACKAGES["storage", plugin] for plugin in plugins)
+    tiers = draft.values.get("l2", [])
+    used = [("storage", tier["storage"]["plugin"]) for tier in tiers]
+    used += [("serde", serde["plugin"]) for tier in tiers for serde in tier.get("serde", ())]
+    packages = dict.fromkeys(PACKAGES[plugin] for plugin in used)
     install = f"pip install {' '.join(packages)}; " if packages else ""
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in get_args(Verdict))
     return f"{told}. Next: {install}kvcore config check {out}"

@@ -63,8 +63,8 @@ def convert(settings: Iterable[Setting], draft: Draft) -> None:
         stores.log_level(draft, level)
     if (beside := options.take("runtime-plugin-locations")) is not None:
         programs.convert(beside, draft, served=True)
-    if (kind := options.value("engine-type")) == "default" and (setting := options.take("engine-type")) is not None:
-        draft.serves(setting, f"the {kind} one")
+    if options.value("engine-type") == "default" and (kind := options.take("engine-type")) is not None:
+        draft.serves(kind, "kvcore's only one")
     store_policy = options.take("l2-store-policy")
     for number, setting in enumerate(s for s in all_flags if s.name == "l2-adapter"):
         _adapter(setting, number, draft)
@@ -192,15 +192,25 @@ def _adapter(setting: Setting, number: int, draft: Draft) -> None:
             draft.leave(rest, f"of the adapter {kind.value}")
         return
     stores.capacity(draft, inner, path)
+    if (serde := inner.take("serde")) is not None:
+        _serde(draft, serde, path)
     for rest in inner.rest():
         draft.leave(rest, _why(rest))
 
 
+def _serde(draft: Draft, serde: Setting, path: str) -> None:
+    kind = str(serde.value.get("type") if isinstance(serde.value, Mapping) else serde.value)
+    why = stores.ENCODINGS.get(kind, "another's encoding; " + stores.LOSSLESS)
+    if kind == "aesgcm":
+        where = f"{path.removesuffix('.storage')}.serde"
+        draft.put(where, [{"plugin": "aesgcm", "keys": {"k1": stores.KEY}}])
+        draft.serves(serde, f"{where}: aesgcm, keys: {{k1: {stores.KEY}}}", why, "changed")
+    else:
+        draft.leave(serde, why)
+
+
 def _why(rest: Setting) -> str:
     """Why an option of an adapter has no place in a tier."""
-    if rest.name == "serde":
-        kind = rest.value.get("type") if isinstance(rest.value, Mapping) else rest.value
-        return stores.ENCODINGS.get(str(kind), "another's encoding; " + stores.LOSSLESS)
     if rest.name == "affinity_tag":
         return "kvcore has one L1"
     if rest.name == "persist_enabled":

@@ -19,9 +19,11 @@ ENCODINGS = {
     "cachegen": LOSSY,
     "fp8": LOSSY,
     "turboquant": LOSSY,
-    "aesgcm": "kvcore encrypts nothing: keep the tier on an encrypted volume, or let the store encrypt it (s3 can)",
+    "aesgcm": "kvcore-aesgcm encrypts at rest, too, with a key of its own: `openssl rand -hex 32`, in this variable",
 }
 """LMCache's serdes."""
+KEY = "env:KV_KEY"
+"""Where the key is that a tier's objects are encrypted with. kvcore's own variables begin with KVCORE_."""
 DIRECTORIES = {
     "fs": "",
     "fs_native": "",

@@ -388,6 +388,15 @@ def test_paged_cache_takes_the_kernels_for_cuda(monkeypatch: pytest.MonkeyPatch)
     arena.close()
 
 
+def test_a_gpu_is_made_ready_before_the_first_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(cuda_package, "obstacle", lambda kind: None if kind == "cuda" else "no")
+    monkeypatch.setattr(cuda_package, "gpu_of", made.append)
+    layer = torch.zeros(4, 8, dtype=torch.uint8)
+    cuda_package.prepare([OnCuda(layer), OnCuda(layer), layer])  # type: ignore[list-item]
+    assert made == [0]
+
+
 def test_what_the_kernels_do_not_serve_is_said_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from kvcore.api import ObjectLayout
 from kvcore.engine import attach_arena
 from kvcore.engine.parts import Part
 from kvcore.transfer import Copy, PagedCache
+from kvcore.transfer.cuda import prepare
 from kvcore_vllm import _compat
 from kvcore_vllm.arenas import Arenas
 from kvcore_vllm.copier import END, Copier, Layers
@@ -59,6 +60,7 @@ class WorkerHalf(Guarded):
             for name in layers:
                 if name in kv_caches:
                     self._tensors[name] = by_block(kv_caches[name], self._num_blocks)
+        prepare(self._tensors.values())
 
     def layout(self) -> WorkerLayout:
         """What this rank's KV looks like."""

@@ -8,7 +8,7 @@ Never run on a GPU by this project so far; docs/gpu.md says what has been checke
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from kvcore.transfer.cuda.support import obstacle
@@ -44,6 +44,14 @@ def cuda_movers(tensors: "Sequence[torch.Tensor]", blocks: int, memory: memoryvi
         why = "a block of one layer is larger than a staging buffer"
     _say(f"KV on {device.type} is copied by torch operations, which is slower: {why}")
     return None
+
+
+def prepare(tensors: "Iterable[torch.Tensor]") -> None:
+    """Compile, allocate and measure for the GPUs that these are on, so that no step has to. Never raises: a GPU that
+    cannot be used is said in the log."""
+    for device in {t.device for t in tensors}:
+        if obstacle(device.type) is None:
+            gpu_of(device.index or 0)
 
 
 def gpu_of(index: int) -> "Gpu | None":

@@ -1,11 +1,14 @@
 """`kvcore bench engine`: what is asked, what is heard, and that the numbers mean what they say."""
 
+import argparse
 import json
+import re
 import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -15,15 +18,17 @@ from bench_parrot import TOKENS_PER_WORD, Parrot, parrot
 
 from kvcore.api import ConfigError
 from kvcore.cli import main
+from kvcore.cli.bench.engine import add_arguments
 from kvcore.cli.bench.engine.client import Answer, Api
 from kvcore.cli.bench.engine.counters import counts, increase, reused_share
 from kvcore.cli.bench.engine.drive import Done, Round, drive
 from kvcore.cli.bench.engine.subjects import EngineError, Vllm, given
 from kvcore.cli.bench.engine.summary import Result, cost, numbers, percentile, spread
 from kvcore.cli.bench.engine.texts import Ruler, Texts, measured
-from kvcore.cli.bench.engine.workloads import Ask, LongDocQA, MultiRoundChat, SharedPrefix, Workload
+from kvcore.cli.bench.engine.workloads import WORKLOADS, Ask, LongDocQA, MultiRoundChat, SharedPrefix, Workload
 from kvcore.testing.servers import free_port, listens
 
+PAGE = (Path(__file__).parents[2] / "docs" / "bench-engine.md").read_text()
 HELLO = [{"role": "user", "content": "hello there"}]
 TEXTS = Texts("seed", Ruler())
 
@@ -246,7 +251,10 @@ def test_counters(bird: Parrot) -> None:
     }
     assert reused_share(found) == 0.5
     assert reused_share({}) is None
-    assert reused_share({"sglang:prompt_tokens_total": 8.0}) == 0.0
+    sglang = {'sglang:prompt_tokens_total{is_streaming="true"}': 8.0}
+    assert reused_share(sglang) == 0.0
+    sources = {f'sglang:cached_tokens_total{{cache_source="{s}"}}': 2.0 for s in ("device", "host")}
+    assert reused_share({**sglang, **sources}) == 0.5
     with parrot(metrics=False) as other:
         assert counts(Api(other.url)) == {}
 
@@ -411,6 +419,29 @@ def test_all_of_a_result_is_json() -> None:
     found = Result("x", [Round([done("again", answered(1.0)), done("again", Answer(error="no"))], 1.0)], {}).as_json()
     assert json.loads(json.dumps(found)) == found
     assert found["cost"] == {"computed_us": None, "reused_us": None}
+
+
+def test_the_documented_defaults_are_true() -> None:
+    for kind in WORKLOADS:
+        (row,) = re.findall(rf"^\| `{kind.name}` \| (.*?) \|", PAGE, re.M)
+        said = {name: value.replace(",", "") for name, value in re.findall(r"`--(\w+)` ([\d.,]+\d|\d)", row)}
+        defaults = {each.name: str(each.default) for each in fields(kind) if each.name in said}
+        assert said == defaults
+        assert len(said) >= 5
+
+
+def test_the_documented_commands_work(bird: Parrot, capsys: pytest.CaptureFixture[str]) -> None:
+    found = [line.split()[1:] for line in re.findall(r"^    (kvcore bench engine .*)$", PAGE, re.M)]
+    assert len(found) == 3
+    for words in found:
+        if "--vllm" in words:  # this one runs in tests/vllm
+            parser = argparse.ArgumentParser()
+            add_arguments(parser)
+            assert parser.parse_args(words[2 : words.index("--")]).vllm == "MODEL"
+            continue
+        here = [re.sub(r"http://\S+", bird.url, word) for word in words]
+        assert main([*here, *SMALL[words[2]]]) == 0
+        capsys.readouterr()
 
 
 def test_it_needs_no_torch() -> None:

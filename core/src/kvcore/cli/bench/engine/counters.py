@@ -43,9 +43,15 @@ def increase(before: Mapping[str, float], after: Mapping[str, float]) -> Counts:
 
 def reused_share(increases: Mapping[str, float]) -> float | None:
     """Tokens not computed of all tokens of prompts, by the engine's counters; None when it has none."""
-    prompt = next((increases[name] for name in _PROMPT if name in increases), 0.0)
-    cached = [increases.get(name, 0.0) for name, base in zip(_CACHED, _PROMPT, strict=True) if base in increases]
-    return cached[0] / prompt if prompt and cached else None
+    for prompt, cached in zip(_PROMPT, _CACHED, strict=True):
+        if total := _sum(increases, prompt):
+            return _sum(increases, cached) / total
+    return None
+
+
+def _sum(increases: Mapping[str, float], metric: str) -> float:
+    """Of all its samples."""
+    return sum(value for name, value in increases.items() if name.partition("{")[0] == metric)
 
 
 def _named(name: str, labels: Mapping[str, str]) -> str:

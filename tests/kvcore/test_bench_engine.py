@@ -3,9 +3,11 @@
 import argparse
 import json
 import re
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
@@ -20,7 +22,7 @@ from kvcore.api import ConfigError
 from kvcore.cli import main
 from kvcore.cli.bench.engine import add_arguments
 from kvcore.cli.bench.engine.client import Answer, Api
-from kvcore.cli.bench.engine.counters import counts, increase, reused_share
+from kvcore.cli.bench.engine.counters import behind_share, counts, increase, reused_share
 from kvcore.cli.bench.engine.drive import Done, Round, drive
 from kvcore.cli.bench.engine.subjects import EngineError, Vllm, given
 from kvcore.cli.bench.engine.summary import Result, cost, numbers, percentile, spread
@@ -255,6 +257,11 @@ def test_counters(bird: Parrot) -> None:
     assert reused_share(sglang) == 0.0
     sources = {f'sglang:cached_tokens_total{{cache_source="{s}"}}': 2.0 for s in ("device", "host")}
     assert reused_share({**sglang, **sources}) == 0.5
+    own, behind = (
+        f'vllm:prompt_tokens_by_source_total{{source="{s}"}}' for s in ("local_cache_hit", "external_kv_transfer")
+    )
+    assert behind_share({own: 1.0, behind: 3.0}) == 0.75
+    assert behind_share(found) is None
     with parrot(metrics=False) as other:
         assert counts(Api(other.url)) == {}
 
@@ -405,6 +412,33 @@ def test_an_engine_that_is_started_is_ended(tmp_path: Path) -> None:
         assert listens(port)
     assert not listens(port)
     assert "GET /health" in (tmp_path / "mine.log").read_text()
+
+
+def test_what_was_started_ends_with_the_command(tmp_path: Path) -> None:
+    """When it is told to end, while an engine comes up."""
+    program = tmp_path / "lmcache"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import http.server, sys\n"
+        "class H(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        "        self.send_response(200); self.send_header('content-length', '0'); self.end_headers()\n"
+        "port = int(sys.argv[sys.argv.index('--http-port') + 1])\n"
+        f"open({str(tmp_path / 'port')!r}, 'w').write(str(port))\n"
+        "http.server.HTTPServer(('127.0.0.1', port), H).serve_forever()\n"
+    )
+    program.chmod(0o755)
+    words = ["bench", "engine", "shared-prefix", "--vllm", str(tmp_path / "none"), "--with", "lmcache"]
+    words += ["--lmcache", str(program), "--logs", str(tmp_path)]
+    command = subprocess.Popen([sys.executable, "-m", "kvcore", *words], stderr=subprocess.DEVNULL)
+    give_up = time.monotonic() + 60
+    while not (tmp_path / "lmcache.log").exists():  # its server is there, and vLLM begins to import itself
+        assert command.poll() is None
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
+    command.terminate()
+    assert command.wait(60) == 128 + signal.SIGTERM
+    assert not listens(int((tmp_path / "port").read_text()))
 
 
 def test_given_servers_have_names() -> None:

@@ -4,10 +4,12 @@ import argparse
 import os
 import secrets
 import shlex
+import signal
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -56,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print. JSON: {machine, workload, seed, tokens_per_word, subjects: [{name, command, phases: {first,
-    again}, all, cost, counters, requests}]}. Status 1 when a request failed. Raises `ConfigError` and `EngineError`."""
+    again}, all, cost, behind_share, counters, requests}]}. Status 1 when a request failed. Raises `ConfigError` and
+    `EngineError`."""
     settings = Settings(
         workload=_workload(args),
         seed=args.seed or secrets.token_hex(4),
@@ -75,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
         subjects = _subjects(args, Path(logs).absolute())
         described = machine.describe(Path(logs), None)
         begun = time.monotonic()
-        outcome = measure(subjects, settings)
+        with _ended_politely():
+            outcome = measure(subjects, settings)
     described["seconds"] = round(time.monotonic() - begun, 1)
     if args.plot:
         with open(args.plot, "w", encoding="utf-8") as file:
@@ -163,6 +167,16 @@ def _subjects(args: argparse.Namespace, logs: Path) -> list[Subject]:
         args.vllm, args.words, args.memory, logs, args.ready, _say, args.config, flags(args), tuple(args.lmcache)
     )
     return vllm.ways(args.ways or WAYS)
+
+
+@contextmanager
+def _ended_politely() -> Iterator[None]:
+    """SIGTERM ends what was started, too."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _say(text: str) -> None:

@@ -11,6 +11,7 @@ _OWN = ("engine", "model_name")
 """Labels that every sample of a server has alike."""
 _PROMPT = ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total")
 _CACHED = ("vllm:prompt_tokens_cached_total", "sglang:cached_tokens_total")
+_SOURCES = ("local_cache_hit", "external_kv_transfer")
 
 Counts = dict[str, float]
 """Sample -> value. Names with their labels, but for those that all samples have alike."""
@@ -47,6 +48,12 @@ def reused_share(increases: Mapping[str, float]) -> float | None:
         if total := _sum(increases, prompt):
             return _sum(increases, cached) / total
     return None
+
+
+def behind_share(increases: Mapping[str, float]) -> float | None:
+    """Of the tokens that vLLM reused, those from a cache behind its own; None where it does not tell."""
+    own, behind = (increases.get(f'vllm:prompt_tokens_by_source_total{{source="{s}"}}', 0.0) for s in _SOURCES)
+    return behind / (own + behind) if own + behind else None
 
 
 def _sum(increases: Mapping[str, float], metric: str) -> float:

@@ -1,5 +1,6 @@
 """The result for people: a table."""
 
+from kvcore.cli.bench.engine.counters import behind_share
 from kvcore.cli.bench.engine.measuring import Outcome
 from kvcore.cli.bench.engine.summary import PHASES, Numbers, Result, Spread
 from kvcore.cli.bench.show import number
@@ -38,6 +39,9 @@ def notes(outcome: Outcome) -> list[str]:
             share = result.reused_share()
             told = "nor do its counters" if share is None else f"its counters say {share:.1%} of everything"
             texts.append(f"{result.name}: answers do not say what was reused; {told}.")
+        behind = behind_share(result.counters)
+        if behind:
+            texts.append(f"{result.name}: {behind:.0%} of what was reused came from behind the engine's own cache.")
         if whole.late_s > 1:
             texts.append(f"{result.name}: does not keep up; a request began {whole.late_s:.1f} s after it was due.")
     return texts

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from kvcore.cli.bench.engine.client import Answer
-from kvcore.cli.bench.engine.counters import Counts, reused_share
+from kvcore.cli.bench.engine.counters import Counts, behind_share, reused_share
 from kvcore.cli.bench.engine.drive import Done, Round
 from kvcore.cli.bench.engine.workloads import Phase
 
@@ -127,6 +127,7 @@ class Result(NamedTuple):
             "phases": {p: self.numbers(p).as_json() for p in PHASES},
             "all": {**self.numbers().as_json(), "reused_share": _rounded(self.reused_share(), 4)},
             "cost": self.cost().as_json(),
+            "behind_share": _rounded(behind_share(self.counters), 4),
             "counters": self.counters,
             "requests": [_request(number, d) for number, r in enumerate(self.rounds) for d in r.done],
         }

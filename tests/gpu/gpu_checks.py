@@ -1,6 +1,7 @@
 """The CUDA transfer on a real GPU: `make test-gpu`. Not part of `make test`, whose machines have none."""
 
 import gc
+import mmap
 import os
 import shutil
 import subprocess
@@ -69,7 +70,7 @@ def test_every_byte_lands_where_torch_puts_it(gpus: dict[str, Gpu], layout: str,
 def test_a_save_waits_for_what_computes_the_kv(gpus: dict[str, Gpu], way: str) -> None:
     """The KV is still being computed, on the caller's stream, when the call is made."""
     kv = torch.zeros((2, 64, 1024), dtype=torch.float32, device="cuda")
-    memory = bytearray(64 * 2 * 4096)
+    memory = mmap.mmap(-1, 64 * 2 * 4096)
     mover = moved(list(kv), 64, memoryview(memory), gpus[way], way)
     slow = torch.randn((4096, 4096), device="cuda")
     from kvcore.transfer.plan import Run

@@ -1,5 +1,6 @@
 """The CUDA kernels put every byte where torch does, whatever the layout: as host code, through the whole mover."""
 
+import mmap
 import re
 import signal
 import subprocess
@@ -92,7 +93,9 @@ def differs(layers: list[torch.Tensor], plan: tuple[int, list[Run], int], part: 
     per_object, runs, odd = plan
     object_bytes = -(-sum(per_object * t[0].numel() * t.element_size() for t in layers) // 4096) * 4096 + 4096
     runs = [Run(i * object_bytes + odd, first, ids) for i, first, ids in runs]
-    ours, theirs = (np.full(object_bytes * len(runs) + 64, 0xEE, np.uint8) for _ in range(2))
+    # Pages of their own: a GPU pins whole ones.
+    ours, theirs = (np.frombuffer(mmap.mmap(-1, object_bytes * len(runs) + 64), np.uint8) for _ in range(2))
+    ours[:] = theirs[:] = 0xEE
     mover = mover_of(layers, per_object, memoryview(ours))
     mover.gather(runs, part)
     Tensors(layers, per_object, memoryview(theirs)).gather(runs, part)

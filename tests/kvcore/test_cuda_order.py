@@ -5,6 +5,7 @@ import inspect
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -262,6 +263,9 @@ def test_an_arena_is_pinned_once_and_unpinned_before_it_is_unmapped(caplog: pyte
     assert not seen
     del second
     gc.collect()
+    deadline = time.monotonic() + 60
+    while device.pinned and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert seen == ["True"]
     assert not device.pinned
 

@@ -4,6 +4,7 @@ import ctypes
 import logging
 import threading
 import weakref
+from typing import Any
 
 from kvcore.api import format_size
 from kvcore.transfer.cuda.device import CudaDevice
@@ -33,7 +34,7 @@ class Pinned:
         arguments = device, self._done, address, memory[:]  # which stays mapped until it is unpinned
         self._thread = threading.Thread(target=_pin, args=arguments, name="kvcore-pin", daemon=True)
         self._thread.start()
-        weakref.finalize(self, _unpin, self._thread, *arguments).atexit = False
+        weakref.finalize(self, _let_go, self._thread, *arguments).atexit = False
 
     @property
     def ready(self) -> bool:
@@ -58,6 +59,11 @@ def _pin(device: CudaDevice, done: threading.Event, address: int, memory: memory
             format_size(len(memory)),
             error,
         )
+
+
+def _let_go(*arguments: Any) -> None:
+    """Nobody waits for it: whoever drops the last mover of an arena may be in an engine's step."""
+    threading.Thread(target=_unpin, args=arguments, name="kvcore-unpin", daemon=True).start()
 
 
 def _unpin(

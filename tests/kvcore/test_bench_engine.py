@@ -388,6 +388,8 @@ def test_the_ways_in_which_vllm_is_started(tmp_path: Path) -> None:
     assert "--l1-size-gb 3 --eviction-policy LRU --chunk-size 9 & " in lmcache
     assert '"kv_connector": "LMCacheMPConnector"' in lmcache
     assert "--dtype float32 --seed 5 --served" in mine
+    (alone,) = vllm(tmp_path).ways(["kvcore"])
+    assert "run vllm --set l1.size=3221225472B --set 'l2=[]' -- serve" in alone.command, "the default tier stays empty"
     with pytest.raises(ConfigError, match="two servers are called 'plain'"):
         made.ways(["plain", "plain"])
 

@@ -94,7 +94,10 @@ class Vllm:
         return self._subject(name, [*command, *self.words, *more])
 
     def _kvcore(self) -> Subject:
-        values = {"l1.size": f"{self.memory_bytes}B", **self.values}
+        memory = {"l1.size": f"{self.memory_bytes}B"}
+        if self.config is None and not any(path.startswith("l2") for path in self.values):
+            memory["l2"] = "[]"  # what is asked here is of no use to anyone later: nothing for the default tier
+        values = {**memory, **self.values}
         command = [sys.executable, "-m", "kvcore", "run", "vllm"]
         command += ["--config", os.path.abspath(self.config)] if self.config else []
         command += [word for path, value in values.items() for word in ("--set", f"{path}={value}")]

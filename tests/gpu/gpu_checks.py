@@ -40,7 +40,7 @@ def gpus() -> dict[str, Gpu]:
     """A GPU that takes each way; buffers so small that a call takes several pieces."""
     found = {}
     for way in WAYS:
-        gpu = Gpu((Unpinnable if way == "bounced" else CudaDevice)(0), 1 << 16, 64)
+        gpu = Gpu((Unpinnable if way == "bounced" else CudaDevice)(0), 1 << 18, 64)
         for lane in (gpu.save, gpu.load):
             direct = Speeds(1e30, 1.0, 0.0) if way == "direct" else Speeds(1.0, 1e30, 0.0)
             lane.speeds = replace(direct, groups=lane.speeds.groups)

@@ -1,6 +1,7 @@
 """`kvcore config from-lmcache`: nothing is lost without a word, and what comes out is accepted."""
 
 import json
+import random
 import shlex
 from pathlib import Path
 from typing import Any
@@ -377,3 +378,32 @@ def test_two_engines_in_one_manifest(tmp_path: Path, capsys: pytest.CaptureFixtu
         "kv_connector": "the same again",
         "kv_role": "the same again",
     }
+
+
+def test_whatever_stands_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Values of another kind than LMCache takes are told of, too: nothing raises, and no setting is lost."""
+    dice = random.Random(1)
+    odd = [None, True, 0, -1, 1.5, "", "x", "a,b", [1, "b"], {"a": 1}, [{}], "redis://", "s3://", "://", "inf", 10**30]
+    texts = [page["file"].replace("{folder}", "/folder") for page in PAGES if "file" in page]
+    files = [yaml.safe_load(text) for text in texts if "apiVersion" not in text and "lmcacheConfig" not in text]
+    commands = [shlex.split(page["command"]) for page in PAGES if "--l2-adapter" in page.get("command", "")]
+    specs = [json.loads(words[i + 1]) for words in commands for i, word in enumerate(words) if word == "--l2-adapter"]
+    for number in range(300):
+        tree = dict(dice.choice(files))
+        for name, value in list(tree.items()):
+            if isinstance(value, dict):
+                tree[name] = {key: dice.choice(odd) if dice.random() < 0.5 else v for key, v in value.items()}
+            elif dice.random() < 0.5:
+                tree[name] = dice.choice(odd)
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(yaml.safe_dump(tree))
+        _, lines = converted(capsys, str(file))
+        assert {int(p.rpartition(":")[2]) for p in places(lines)} == values_at(file.read_text()), tree
+        spec = {key: dice.choice(odd) if dice.random() < 0.4 else value for key, value in dice.choice(specs).items()}
+        _, lines = converted(capsys, "--", "lmcache", "server", "--l1-size-gb", "inf", "--l2-adapter", json.dumps(spec))
+        told = {line["setting"].partition(": ")[0].rpartition(".")[2] for line in lines}
+        assert {k for k, v in spec.items() if k != "backend_params" or not isinstance(v, dict)} <= told, spec
+
+
+def places(lines: Lines) -> set[str]:
+    return {line["place"] for line in lines if line["place"] != "default"}

@@ -1,5 +1,6 @@
 """What a conversion makes: the new configuration, and a line about every setting that was there before."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -122,11 +123,12 @@ def gib(value: Any) -> str | None:
 
 
 def as_number(value: Any) -> float | None:
-    """A number, also when it was written as text."""
+    """A number, also when it was written as text; no infinite one."""
     try:
-        return None if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
         return None
+    return number if math.isfinite(number) else None
 
 
 def yes(value: Any) -> bool:

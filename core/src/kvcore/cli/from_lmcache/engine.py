@@ -215,11 +215,7 @@ def _nixl(options: Options, extra: Options, draft: Draft) -> None:
     switch = extra.take("enable_nixl_storage")
     assert switch is not None
     backend = extra.take("nixl_backend") or Setting("default", "extra_config.nixl_backend", "POSIX")
-    params = extra.take("nixl_backend_params")
-    given = params.value if params is not None and isinstance(params.value, dict) else {}
-    place = params.place if params is not None else ""
-    inner = [Setting(place, f"nixl_backend_params.{name}", value) for name, value in given.items()]
-    path = stores.nixl(draft, backend, Options(inner, "nixl_backend_params."), extra.take("nixl_path"))
+    path = stores.nixl(draft, backend, stores.inside(draft, extra.take("nixl_backend_params")), extra.take("nixl_path"))
     if path is None:
         draft.leave(switch, "see its backend")
         return

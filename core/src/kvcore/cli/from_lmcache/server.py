@@ -227,8 +227,12 @@ def _store(kind: Setting, spec: Mapping[str, Any], inner: Options, draft: Draft)
         draft.serves(kind, "plugin: disk", why, "changed" if why else "kept")
         paths = [part.strip() for part in str(where.value).split(",")]
         path = stores.disk(draft, where, paths, direct=inner.take("use_odirect", "use_direct_io"))
-        if (limit := inner.take("max_capacity_bytes")) is not None and stores.nbytes(limit.value) not in (None, "0B"):
-            draft.keep(limit, f"{path}.capacity", stores.nbytes(limit.value))
+        if (limit := inner.take("max_capacity_bytes")) is not None:
+            value = stores.nbytes(limit.value)
+            bounded = value not in (None, "0B")
+            draft.keep(
+                limit, f"{path}.capacity", value if bounded else "auto", "" if bounded else "half of what is free"
+            )
         elif "max_capacity_gb" not in spec:
             default = Setting("default", "max_capacity_gb", 0)
             draft.change(default, f"{path}.capacity", "auto", "LMCache fills the disk; auto is half of what is free")
@@ -244,10 +248,7 @@ def _store(kind: Setting, spec: Mapping[str, Any], inner: Options, draft: Draft)
     if name == "mooncake_store":
         return stores.mooncake(draft, kind, inner)
     if name.startswith("nixl") and (backend := inner.take("backend")) is not None:
-        params = inner.take("backend_params")
-        given = params.value if params is not None and isinstance(params.value, Mapping) else {}
-        inside = [Setting(kind.place, f"backend_params.{option}", value) for option, value in given.items()]
-        nixl = stores.nixl(draft, backend, Options(inside, "backend_params."), None)
+        nixl = stores.nixl(draft, backend, stores.inside(draft, inner.take("backend_params")), None)
         if nixl is not None:
             draft.serves(kind, "plugin: nixl")
         else:

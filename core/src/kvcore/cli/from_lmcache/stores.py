@@ -59,6 +59,17 @@ class Options:
         return list(self._left.values())
 
 
+def inside(draft: Draft, setting: Setting | None) -> Options:
+    """The settings in one that is a mapping."""
+    if setting is None:
+        return Options(())
+    name = setting.name.removeprefix("extra_config.")
+    if not isinstance(setting.value, Mapping) or not setting.value:
+        draft.leave(setting, "nothing in it")
+        return Options(())
+    return Options((Setting(setting.place, f"{name}.{key}", value) for key, value in setting.value.items()), f"{name}.")
+
+
 def seconds(value: Any) -> str | None:
     """A number of seconds as a duration."""
     number = as_number(value)

@@ -4,89 +4,18 @@ This is not TensorRT-LLM: the connector is interface-tested only.
 """
 
 import os
-import random
-import shutil
-import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from trtllm_runtime import BLOCK, Runtime, arguments
+from trtllm_runtime import Replace, Start, arguments, prompt, saved, warm
 
 from kvcore.api import ConfigError, LayoutError
 from kvcore.testing.servers.kvcore import KVCoreServer
 from kvcore_trtllm.connector import KVCoreScheduler
 from kvcore_trtllm.worker import WorkerHalf
-
-COMMON: dict[str, Any] = {"l1": {"size": "8MiB"}, "chunk_tokens": 2 * BLOCK, "lookup_timeout": "20s"}
-
-
-class Patient(KVCoreScheduler):
-    """The machine may be busy."""
-
-    lookup_wait_s = 20.0
-
-
-Start = Callable[..., Runtime]
-Replace = Callable[[str, Any], None]
-
-
-@pytest.fixture
-def replace(monkeypatch: pytest.MonkeyPatch) -> Replace:
-    """Replaces a copy of all workers, `load` or `save`, by `new(worker, job, original)`. Before an engine starts."""
-
-    def put(which: str, new: Any) -> None:
-        name = {"load": "_copy_in", "save": "_copy_out"}[which]
-        original = getattr(WorkerHalf, name)
-        monkeypatch.setattr(WorkerHalf, name, lambda half, job: new(half, job, lambda: original(half, job)))
-
-    return put
-
-
-@pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Starts an engine with a cache of its own, on a disk where `l2` says so; ready when every rank has its arena."""
-    made: list[Runtime] = []
-
-    def begin(ranks: int = 1, config: str = "", l2: str = "[]", ready: bool = True, **more: Any) -> Runtime:
-        path = tmp_path / "kvcore.yaml"
-        path.write_text(f"l1: {{size: 8MiB}}\nchunk_tokens: {2 * BLOCK}\nlookup_timeout: 20s\nl2: {l2}\n")
-        monkeypatch.setenv("KVCORE_CONFIG", config or str(path))
-        engine = Runtime(ranks, scheduler=Patient, **more)
-        made.append(engine)
-        if ready:
-            warm(engine)
-        return engine
-
-    yield begin
-    faults = [engine.faults() for engine in made]
-    for engine in made:
-        engine.close()
-    assert not any(faults), "nothing here is an error of the connector"
-
-
-def warm(engine: Runtime) -> None:
-    """Requests until all ranks have mapped the arena: before that, nothing is offered or saved."""
-    give_up = time.monotonic() + 30
-    while not engine.scheduler.half._ready():
-        assert time.monotonic() < give_up
-        engine.run([7, 8, 9], 1)
-
-
-def prompt(count: int, seed: int = 0) -> list[int]:
-    return random.Random(seed).choices(range(3, 60_000), k=count)
-
-
-def saved(engine: Runtime) -> None:
-    """Wait until what the ranks have reported is published."""
-    half = engine.scheduler.half
-    give_up = time.monotonic() + 30
-    while half._saving or half._loading:
-        assert time.monotonic() < give_up
-        engine.step()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -276,16 +205,6 @@ def test_a_small_cache_evicts_and_never_misleads(start: Start) -> None:
 
 
 # -- over a server ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def server() -> Iterator[KVCoreServer]:
-    folder = Path(tempfile.mkdtemp(prefix="kvt"))  # a socket's path is short
-    made = KVCoreServer(folder, {**COMMON, "l2": [{"storage": {"plugin": "disk", "path": str(folder / "disk")}}]})
-    made.start()
-    yield made
-    made.stop()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_two_engines_share_a_server(start: Start, server: KVCoreServer) -> None:

@@ -2,7 +2,9 @@
 
 The order of a step: new requests are asked about (once each), given blocks and told of them; one set of metadata is
 built, pickled and bound on every rank; loads start; requests that load are left out; layers run, with their hooks;
-saves; finished requests; `get_finished` on every rank. Whatever breaks a rule is an `AssertionError`.
+saves; finished requests; `get_finished` on every rank. Whatever breaks a rule is an `AssertionError`. As under KV cache
+manager V2, a request may get its blocks some steps after it was asked about (`later`), take only some of the tokens it
+was offered (`takes`), and lose its blocks and begin again (`reset`).
 
 KV of a token is a hash of the tokens before it, the layer and the rank. The next token is a hash of all KV of the
 request as it stands in the tensors, so one wrong byte changes the text. Freed blocks are filled with poison, and must
@@ -12,7 +14,9 @@ still be full of it when they are given away again.
 import functools
 import hashlib
 import pickle
+import random
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -78,7 +82,10 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     position: int = 0
     matched: int = 0
-    state: str = "new"  # new, loading, context, generating, over, saving, freed
+    later: int = 0
+    takes: int | None = None
+    offer: tuple[int, bool] = (0, False)
+    state: str = "new"  # new, asked, loading, context, generating, over, saving, freed
     told_tokens: int = 0
     told_blocks: int = 0
     shown: bool = False
@@ -152,7 +159,18 @@ class Runtime:
             self.step()
 
     def cancel(self, request: Request) -> None:
+        if request.state == "asked":
+            self.scheduler.cancel_load(request, request.held, request.held + request.offer[0])
         self._terminate(request)
+
+    def reset(self, request: Request) -> None:
+        """Its blocks are lost, and it begins again. Not while it loads."""
+        assert request.state in ("asked", "context", "generating")
+        self.scheduler.request_reset(request)
+        self._free_blocks(request)
+        request.tokens, request.blocks, request.state, request.shown = list(request.prompt), [], "new", False
+        request.position = request.told_tokens = request.told_blocks = request.later = 0
+        self.external.pop(request.request_id, None)
 
     def faults(self) -> dict[str, int]:
         """Errors that the connector kept from the engine."""
@@ -167,12 +185,12 @@ class Runtime:
 
     def step(self) -> None:
         self.steps += 1
-        batch = [r for r in self.requests.values() if r.state in ("new", "context", "generating")]
+        batch = [r for r in self.requests.values() if r.state in ("new", "asked", "context", "generating")]
         if batch:
             for request in batch:
                 self._allocate(request)
             output = self._output(batch)
-            batch = [r for r in batch if r.state != "loading"]
+            batch = [r for r in batch if r.state not in ("asked", "loading")]
             meta = pickle.dumps(self.scheduler.build_connector_meta(output))
             for worker in self.workers:
                 worker.bind_connector_meta(pickle.loads(meta))
@@ -187,24 +205,37 @@ class Runtime:
 
     def _allocate(self, request: Request) -> None:
         if request.state == "new":
-            self._compute_held(request)
-            answer = self.scheduler.get_num_new_matched_tokens(request, request.held)
-            matched, wait = answer
-            assert type(matched) is int
-            assert type(wait) is bool
-            assert matched > 0 or not wait, "load_kv_async must be False when num_tokens is 0"
-            assert 0 <= matched <= len(request.prompt) - 1 - request.held, "a token must be left to compute"
-            request.matched = matched
-            request.position = request.held + matched
-            self._grow(request, len(request.prompt))
-            self.scheduler.update_state_after_alloc(request, list(request.blocks))
-            self.external[request.request_id] = matched
-            request.state = "context"
-            if wait:
-                request.state = "loading"
-                self.new_loading.add(request.request_id)
-        else:
+            self._ask(request)
+        if request.state != "asked":
             self._grow(request, len(request.tokens))
+        elif request.later:
+            request.later -= 1
+        else:
+            self._place(request)
+
+    def _ask(self, request: Request) -> None:
+        self._compute_held(request)
+        matched, wait = request.offer = self.scheduler.get_num_new_matched_tokens(request, request.held)
+        assert type(matched) is int
+        assert type(wait) is bool
+        assert matched > 0 or not wait, "load_kv_async must be False when num_tokens is 0"
+        assert 0 <= matched <= len(request.prompt) - 1 - request.held, "a token must be left to compute"
+        request.state = "asked"
+
+    def _place(self, request: Request) -> None:
+        matched, wait = request.offer
+        taken = matched if request.takes is None else min(matched, request.takes)
+        if taken < matched:
+            self.scheduler.cancel_load(request, request.held + taken, request.held + matched)
+        request.matched = taken
+        request.position = request.held + taken
+        self._grow(request, len(request.prompt))
+        self.scheduler.update_state_after_alloc(request, list(request.blocks))
+        self.external[request.request_id] = taken
+        request.state = "context"
+        if wait:  # also where nothing is taken
+            request.state = "loading"
+            self.new_loading.add(request.request_id)
 
     def _compute_held(self, request: Request) -> None:
         """What the engine's own prefix cache has."""
@@ -221,7 +252,7 @@ class Runtime:
     def _output(self, batch: list[Request]) -> SchedulerOutput:
         output = SchedulerOutput()
         for r in batch:
-            if r.state == "loading":
+            if r.state in ("asked", "loading"):
                 continue
             scheduled = min(len(r.prompt) - r.position, self.context) if r.state == "context" else 1
             position = r.position if r.state == "context" else len(r.tokens) - 1
@@ -282,11 +313,14 @@ class Runtime:
             self._release(request)
 
     def _release(self, request: Request) -> None:
+        self._free_blocks(request)
+        request.state = "freed"
+
+    def _free_blocks(self, request: Request) -> None:
         for block in request.blocks:
             for memory in self.memory:
                 memory[block] = POISON
         self.free += request.blocks
-        request.state = "freed"
 
     def _collect(self) -> None:
         saving, loading = self.new_saving, self.new_loading
@@ -319,3 +353,36 @@ class Runtime:
                 for p in range(r.position):
                     found = self.memory[rank][r.blocks[p // BLOCK], layer, p % BLOCK].tobytes()
                     assert found == kv_of(r.tokens, p, layer, rank), f"token {p} was called loaded and is not"
+
+
+# -- for tests -------------------------------------------------------------------------------------------------------
+
+Start = Callable[..., Runtime]
+Replace = Callable[[str, Any], None]
+
+
+class Patient(KVCoreScheduler):
+    """The machine may be busy."""
+
+    lookup_wait_s = 20.0
+
+
+def warm(engine: Runtime) -> None:
+    """Requests until all ranks have mapped the arena: before that, nothing is offered or saved."""
+    give_up = time.monotonic() + 30
+    while not engine.scheduler.half._ready():
+        assert time.monotonic() < give_up
+        engine.run([7, 8, 9], 1)
+
+
+def prompt(count: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(3, 60_000), k=count)
+
+
+def saved(engine: Runtime) -> None:
+    """Wait until what the ranks have reported is published."""
+    half = engine.scheduler.half
+    give_up = time.monotonic() + 30
+    while half._saving or half._loading:
+        assert time.monotonic() < give_up
+        engine.step()

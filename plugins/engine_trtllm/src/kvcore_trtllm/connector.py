@@ -51,7 +51,7 @@ class KVCoreScheduler(_Scheduler):  # type: ignore[misc,valid-type]
 
     def cancel_load(self, request: Any, start: int, end: int) -> None:
         """See TensorRT-LLM's documentation; what is under way already ends by itself."""
-        self.half.cancelled(request)
+        self.half.cancelled(request, start, end)
 
     def request_reset(self, request: Any) -> None:
         """See TensorRT-LLM's documentation."""

@@ -46,8 +46,8 @@ class Copier:
         """Queue a job. `event`: has `synchronize()`, waited for before the copy; or None."""
         with self._lock:
             self._running[job.request] = self._running.get(job.request, 0) + 1
+            self._done.discard(job.request)  # before a save: the engine has not waited for the load
             if isinstance(job, Load):
-                self._done.discard(job.request)
                 self._gone.discard(job.request)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="kvcore-copy", daemon=True)

@@ -46,10 +46,12 @@ class Save(NamedTuple):
 @dataclass
 class Metadata:
     """One step's orders. `reports` is where the ranks report to; `arena` is the token of the arena of now, "" while
-    there is none; `attach` is how to reach it, until all ranks have said that they do."""
+    there is none; `attach` is how to reach it, until all ranks have said that they do; `offered` are the arenas of
+    which requests were promised what they have not taken yet."""
 
     reports: str = ""
     arena: str = ""
     attach: Attach | None = None
+    offered: frozenset[str] = frozenset()
     loads: list[Load] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)

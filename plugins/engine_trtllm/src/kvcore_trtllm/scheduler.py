@@ -8,7 +8,7 @@ the request's blocks, before the answer. A server that dies after that takes not
 import itertools
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvcore.api import KeySource
@@ -27,7 +27,8 @@ LOOKUP_WAIT_S = 0.1
 
 
 class Offer(NamedTuple):
-    """Blocks that a request was promised: its blocks `[first, last)`, by a plan in ordinals."""
+    """Blocks that a request was promised: its blocks `[first, last)`, by a plan in ordinals. It may be taken later, in
+    part, or never."""
 
     lookup: EngineLookup
     plan: list[Copy]
@@ -150,26 +151,36 @@ class SchedulerHalf(Guarded):
             if state is None or state.offer is None:
                 return
             offer, state.offer = state.offer, None
-            ids = [*block_ids[: offer.last], *[-1] * (offer.last - len(block_ids))]
-            copies = [c._replace(blocks=tuple(ids[b] for b in c.blocks)) for c in offer.plan]
-            load = Load(
-                next(self._load_ids), state.request, offer.lookup.arena, tuple(c for c in copies if max(c.blocks) >= 0)
-            )
+            copies = _placed(offer.plan, dict(enumerate(block_ids[: offer.last])))
+            load = Load(next(self._load_ids), state.request, offer.lookup.arena, copies)
             state.loading = load.id
             self._loading[load.id] = Plan(state, offer.lookup)
             self._loads.append(load)
 
     @guarded(lambda: None)
-    def cancelled(self, request: Any) -> None:
-        """The engine will not take what it was offered."""
+    def cancelled(self, request: Any, start: int, end: int) -> None:
+        """The engine will not take what it was offered of these tokens. It may wait for the load all the same: where
+        nothing is left of that, the engine hears at once that it has ended."""
         with self._lock:
-            self._drop(self._states.get(request.request_id))
+            state = self._states.get(request.request_id)
+            if state is None or state.offer is None:
+                return
+            offer, gone = state.offer, range(-(-start // self._block), end // self._block)
+            kept = {b: b for b in range(offer.first, offer.last) if b not in gone}
+            state.offer = offer._replace(plan=list(_placed(offer.plan, kept)))
+            if not kept:
+                self.engine.release(offer.lookup)
 
     @guarded(lambda: None)
     def reset(self, request: Any) -> None:
-        """The engine has released the request's blocks and will begin it again."""
+        """The engine has released the request's blocks and will begin it again. What is being saved from them may be
+        another's by now, and is not published."""
         with self._lock:
-            self._drop(self._states.pop(request.request_id, None))
+            state = self._states.pop(request.request_id, None)
+            if state is not None:
+                self._forget(state)
+                for plan_id in state.saves:
+                    self._saving[plan_id].ok = False
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
@@ -184,6 +195,7 @@ class SchedulerHalf(Guarded):
             for record in output.cached_requests if output is not None else ():
                 self._plan(record, False, meta)
             meta.arena = self._arena
+            meta.offered = frozenset(s.offer.lookup.arena for s in self._states.values() if s.offer is not None)
             meta.attach = self._attach if len(self._attached) < self._ranks else None
         self._tick()
         return meta
@@ -241,11 +253,15 @@ class SchedulerHalf(Guarded):
             if state is None:
                 return False
             busy = bool(state.saves) or state.loading is not None
-            self._drop(state)
-            for load in [load for load in self._loads if load.request == state.request]:
-                self._loads.remove(load)  # no worker knows of it yet
-                self._settle(self._loading.pop(load.id))
+            self._forget(state)
             return busy
+
+    def _forget(self, state: State) -> None:
+        """Let go of what no worker knows of yet."""
+        self._drop(state)
+        for load in [load for load in self._loads if load.request == state.request]:
+            self._loads.remove(load)
+            self._settle(self._loading.pop(load.id))
 
     def _drop(self, state: State | None) -> None:
         """Let go of what was offered and not taken."""
@@ -284,11 +300,14 @@ class SchedulerHalf(Guarded):
 
     @guarded(lambda: None)
     def _tick(self) -> None:
-        """Keep what is being loaded."""
+        """Keep what is being loaded, and what was promised."""
         with self._lock:
-            for plan in self._loading.values():
-                if plan.lookup is not None:
-                    self.engine.renew(plan.lookup)
+            for lookup in [plan.lookup for plan in self._loading.values()]:
+                if lookup is not None:
+                    self.engine.renew(lookup)
+            for state in self._states.values():
+                if state.offer is not None:
+                    self.engine.renew(state.offer.lookup)
 
     # -- the model ---------------------------------------------------------------------------------------------------
 
@@ -319,6 +338,12 @@ class SchedulerHalf(Guarded):
             parallel={"tp": self._ranks},
             extra={**_compat.computed_from(self._args), "hashes": KEY_SCHEME},
         )
+
+
+def _placed(plan: Sequence[Copy], place: Mapping[int, int]) -> tuple[Copy, ...]:
+    """A plan in ordinals, put where they are; what is nowhere is left out."""
+    copies = [c._replace(blocks=tuple(place.get(b, -1) for b in c.blocks)) for c in plan]
+    return tuple(c for c in copies if max(c.blocks) >= 0)
 
 
 def _call(method: "weakref.WeakMethod[Any]", *args: Any) -> None:

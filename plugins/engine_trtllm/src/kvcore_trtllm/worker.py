@@ -28,6 +28,7 @@ class WorkerHalf(Guarded):
         self._lock = threading.Lock()
         self._arenas: dict[str, tuple[ArenaView, PagedCache]] = {}
         self._now = ""
+        self._offered: frozenset[str] = frozenset()
         self._jobs: dict[str, int] = {}
         self._outbox: Outbox | None = None
         self._event: Any = None
@@ -80,7 +81,7 @@ class WorkerHalf(Guarded):
         with self._lock:
             for arena in [job.arena for job in meta.loads] + [job.arena for job in meta.saves]:
                 self._jobs[arena] = self._jobs.get(arena, 0) + 1
-            self._now = meta.arena
+            self._now, self._offered = meta.arena, meta.offered
         if meta.attach is not None:
             try:
                 self._map(meta.attach)
@@ -197,7 +198,7 @@ class WorkerHalf(Guarded):
         """Unmap what is over. Without an arena of now the last stays: it is the same server after a pause."""
         with self._lock:
             if self._now:
-                self._let_go({t for t in self._arenas if t != self._now and t not in self._jobs})
+                self._let_go({t for t in self._arenas if t not in (self._now, *self._jobs, *self._offered)})
 
     def _let_go(self, tokens: set[str]) -> None:
         for token in tokens:

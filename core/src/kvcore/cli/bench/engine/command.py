@@ -4,12 +4,10 @@ import argparse
 import os
 import secrets
 import shlex
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 from kvcore.api.errors import ConfigError
 from kvcore.api.units import parse_duration, parse_size
 from kvcore.cli.bench import machine
+from kvcore.cli.bench.engine.ending import Ending
 from kvcore.cli.bench.engine.measuring import Settings, measure
 from kvcore.cli.bench.engine.show import show
 from kvcore.cli.bench.engine.subjects import Subject, Vllm, given
@@ -75,10 +74,11 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     with tempfile.TemporaryDirectory(prefix="kvb") if not args.logs else nullcontext(args.logs) as logs:
         Path(logs).mkdir(parents=True, exist_ok=True)
-        subjects = _subjects(args, Path(logs).absolute())
+        ending = Ending()
+        subjects = _subjects(args, Path(logs).absolute(), ending)
         described = machine.describe(Path(logs), None)
         begun = time.monotonic()
-        with _ended_politely():
+        with ending:
             outcome = measure(subjects, settings)
     described["seconds"] = round(time.monotonic() - begun, 1)
     if args.plot:
@@ -160,23 +160,22 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError("bench engine: --with, --config, --set, --logs and words behind `--` belong to --vllm")
 
 
-def _subjects(args: argparse.Namespace, logs: Path) -> list[Subject]:
+def _subjects(args: argparse.Namespace, logs: Path, ending: Ending) -> list[Subject]:
     if args.url:
         return given(args.url)
     vllm = Vllm(
-        args.vllm, args.words, args.memory, logs, args.ready, _say, args.config, flags(args), tuple(args.lmcache)
+        args.vllm,
+        args.words,
+        args.memory,
+        logs,
+        args.ready,
+        _say,
+        ending.check,
+        args.config,
+        flags(args),
+        tuple(args.lmcache),
     )
     return vllm.ways(args.ways or WAYS)
-
-
-@contextmanager
-def _ended_politely() -> Iterator[None]:
-    """SIGTERM ends what was started, too."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _say(text: str) -> None:

@@ -54,7 +54,7 @@ class Vllm:
         config, values: kvcore's file and what is laid over it.
         lmcache: LMCache's command, and more words of its server.
         logs: an existing directory. ready_s: how long a server may take to come up.
-        say: tells the user something.
+        say: tells the user something. check: raises when the user wants an end.
     """
 
     model: str
@@ -63,6 +63,7 @@ class Vllm:
     logs: Path
     ready_s: float
     say: Callable[[str], None]
+    check: Callable[[], None]
     config: str | None = None
     values: Mapping[str, str] = field(default_factory=dict)
     lmcache: Sequence[str] = ("lmcache",)
@@ -141,7 +142,11 @@ class Vllm:
     def _running(self, name: str, command: Sequence[str], url: str, path: str) -> Iterator[None]:
         api = Api(url)
         env = _LMCACHE_ENV if name.startswith("lmcache") else {}
-        ready = lambda: api.read(path, 5.0)[0] == 200  # noqa: E731
+
+        def ready() -> bool:
+            self.check()
+            return api.read(path, 5.0)[0] == 200
+
         server = Server(name, command, ready=ready, folder=self.logs, env={**env, **_paths(env)})
         self.say(f"{name}: starting (its log: {server.log})")
         with ExitStack() as undo:

@@ -407,3 +407,17 @@ def test_whatever_stands_there(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def places(lines: Lines) -> set[str]:
     return {line["place"] for line in lines if line["place"] != "default"}
+
+
+def test_what_to_start_for_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "kvcore.yaml"
+    assert run(["config", "from-lmcache", "--out", str(out), "--", "lmcache", "server", "--l1-size-gb", "4"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"Then: kvcore serve --config {out}"
+    transfer = json.dumps({"kv_connector": "LMCacheMPConnector", "kv_role": "kv_consumer"})
+    out.unlink()
+    words = ["vllm", "serve", "M", f"--kv-transfer-config={transfer}"]
+    assert run(["config", "from-lmcache", "--out", str(out), "--", *words]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        f"Then: kvcore serve --config {out}",
+        f"Then: kvcore run vllm --config {out} --role decode -- serve M",
+    ]

@@ -66,8 +66,7 @@ def run(args: argparse.Namespace) -> int:
     for warning in warnings:
         print(f"{paint('warning:', 'warning', report)} {warning}", file=report)
     print(_summary(lines, draft, args.out or "kvcore.yaml"), file=report)
-    if found.start:
-        head, tail = found.start[:3], found.start[3:]
+    for head, tail in _then(found, draft):
         print("Then: " + shlex.join([*head, "--config", args.out or "kvcore.yaml", *tail]), file=report)
     if not args.out:
         print(text, end="")
@@ -187,6 +186,12 @@ def _summary(lines: list[Line], draft: Draft, out: str) -> str:
     install = f"pip install {' '.join(packages)}; " if packages else ""
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in get_args(Verdict))
     return f"{told}. Next: {install}kvcore config check {out}"
+
+
+def _then(found: Found, draft: Draft) -> list[tuple[list[str], list[str]]]:
+    """What to start with the file: the words before its name and those behind it."""
+    served: list[tuple[list[str], list[str]]] = [(["kvcore", "serve"], [])] if "server" in draft.values else []
+    return [*served, (found.start[:3], found.start[3:])] if found.start else served
 
 
 def _plain(line: Line) -> dict[str, Any]:

@@ -1,0 +1,166 @@
+"""The serde `quant`: elements as fp8 or in four bits. `frame.py` writes the format down."""
+
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from kvcore.api import ObjectLayout, Serde, SerdeError
+from kvcore_quant import frame
+from kvcore_quant.coder import FORMATS, decode_cells, encode_cells
+from kvcore_quant.config import QuantConfig
+from kvcore_quant.cuts import Plan, batches, learn, ranges, rows
+from kvcore_quant.floats import KINDS, WORDS, Kind
+from kvcore_quant.frame import HEADER, MAGIC, Section
+
+MAX_PLANS = 64
+"""Layouts whose plans are kept."""
+
+
+class QuantSerde(Serde):
+    """Lossy. Several threads may use one instance; the heavy calls release the GIL.
+
+    What it keeps between calls is how to cut objects of a layout, learnt from the first, the second, the fourth, the
+    eighth and so on. It steers encoding only: each encoded object says how it is cut.
+    """
+
+    lossy = True
+
+    def __init__(self, config: QuantConfig, context: Any) -> None:
+        self._format = FORMATS[config.format]
+        self._plans: OrderedDict[ObjectLayout, tuple[int, Plan | None]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def tag(self) -> str:
+        """See `Serde.tag`."""
+        return self._format.tag
+
+    def encode(self, source: memoryview, layout: ObjectLayout) -> memoryview:
+        """See `Serde.encode`. What is not the payload of `layout`, or not of a known float, is kept as it is."""
+        kind = KINDS.get(layout.dtype.removeprefix("torch."))
+        if kind is not None and kind.width == layout.element_bytes and len(source) == layout.nbytes and len(source):
+            payload = np.frombuffer(source, np.uint8)
+            plan = self._plan(payload, layout, kind)
+            tables = [np.broadcast_to(table, (layout.ranks, *table.shape)) for table in plan.tables]
+            while (encoded := self._encode(payload, layout, kind, plan, tables)) is None:
+                pass
+            if len(encoded) < HEADER.size + len(source):
+                return encoded
+        return memoryview(HEADER.pack(MAGIC, 0, 0, len(source)) + bytes(source))
+
+    def decode(self, source: memoryview, into: memoryview, layout: ObjectLayout) -> None:
+        """See `Serde.decode`."""
+        if len(source) < HEADER.size:
+            raise SerdeError(f"quant: {len(source)} bytes are too few")
+        magic, code, _, nbytes = HEADER.unpack_from(source)
+        if magic != MAGIC or code not in (0, self._format.code):
+            raise SerdeError("quant: not the header of this encoding")
+        if nbytes != len(into):
+            raise SerdeError(f"quant: holds {nbytes} bytes, expected {len(into)}")
+        if not code:
+            if len(source) != HEADER.size + nbytes:
+                raise SerdeError("quant: too long or too short")
+            into[:] = source[HEADER.size :]
+            return
+        if nbytes != layout.nbytes or not nbytes:
+            raise SerdeError(f"quant: holds {nbytes} bytes, an object of this layout has {layout.nbytes}")
+        kind, plan, tables, offset = frame.read_plan(self._format, source, layout)
+        found = list(frame.sections(self._format, kind, layout, plan, tables, offset))
+        if found[-1].end != len(source):
+            raise SerdeError("quant: the parts do not add up to the length")
+        payload, data, scratch = np.frombuffer(into, np.uint8), np.frombuffer(source, np.uint8), _Scratch()
+        for section in found:
+            if section.cut is None:
+                array, where, stored = _plain(section, layout, kind, payload, data)
+                array[where] = stored
+                continue
+            target, parameters, codes = self._arrays(section, layout, kind, payload, data)
+            each = layout.blocks * section.region
+            for part in batches(len(section.where[0]), each):
+                cells = np.empty((part.stop - part.start, layout.blocks, section.region), WORDS[kind.width])
+                room = scratch.of(cells.size)
+                decode_cells(self._format, kind, cells, section.cut, parameters[:, part], codes[part], room)
+                target[tuple(index[part] for index in section.where)] = cells
+
+    def max_encoded_bytes(self, nbytes: int) -> int:
+        """See `Serde.max_encoded_bytes`."""
+        return HEADER.size + nbytes
+
+    def _plan(self, payload: Any, layout: ObjectLayout, kind: Kind) -> Plan:
+        """How to cut objects of this layout."""
+        with self._lock:
+            count, plan = self._plans.pop(layout, (0, None))
+            self._plans[layout] = count + 1, plan
+            if len(self._plans) > MAX_PLANS:
+                self._plans.popitem(last=False)
+        if plan is None or count & (count - 1) == 0:
+            plan = learn(payload, layout, kind, self._format.sizes, 16 * self._format.parameters)
+            with self._lock:
+                self._plans[layout] = count + 1, plan
+        return plan
+
+    def _encode(
+        self, payload: Any, layout: ObjectLayout, kind: Kind, plan: Plan, tables: list[Any]
+    ) -> memoryview | None:
+        """The encoded object; None when regions cannot be encoded, which `tables` then says."""
+        before = frame.prologue(self._format, kind, plan, tables, len(payload))
+        found = list(frame.sections(self._format, kind, layout, plan, tables, len(before)))
+        encoded: Any = np.empty(found[-1].end, np.uint8)
+        encoded[: len(before)] = np.frombuffer(before, np.uint8)
+        scratch, complete = _Scratch(), True
+        for section in found:
+            if section.cut is None:
+                array, where, stored = _plain(section, layout, kind, payload, encoded)
+                stored[:] = array[where]
+                continue
+            origin, parameters, codes = self._arrays(section, layout, kind, payload, encoded)
+            for part in batches(len(section.where[0]), layout.blocks * section.region):
+                where = tuple(index[part] for index in section.where)
+                cells = origin[where]
+                room = scratch.of(cells.size)
+                bad = encode_cells(self._format, kind, cells, section.cut, parameters[:, part], codes[part], room)
+                if bad.any():
+                    tables[section.number] = tables[section.number].copy()
+                    tables[section.number][tuple(index[bad] for index in where)] = 0
+                    complete = False
+        return memoryview(encoded) if complete else None
+
+    def _arrays(
+        self, section: Section, layout: ObjectLayout, kind: Kind, payload: Any, data: Any
+    ) -> tuple[Any, Any, Any]:
+        """A section's cells in the payload, `[rank, layer, region, block, element]`, its parameters and its codes."""
+        assert section.cut is not None, "regions that are left as they are have neither"
+        count = len(section.where[0])
+        parameters = data[section.parameters : section.codes].view("<u2")
+        codes = data[section.codes : section.end]
+        return (
+            rows(payload, layout, section.span, section.region, WORDS[kind.width]),
+            parameters.reshape(self._format.parameters, count, section.groups),
+            codes.reshape(count, self._format.code_rows(section.cut.group), section.groups),
+        )
+
+
+class _Scratch:
+    """float32 memory for one call, as large as its largest batch."""
+
+    def __init__(self) -> None:
+        self._memory: Any = np.empty(0, np.float32)
+
+    def of(self, elements: int) -> Any:
+        """At least so many."""
+        if len(self._memory) < elements:
+            self._memory = np.empty(elements, np.float32)
+        return self._memory
+
+
+def _plain(section: Section, layout: ObjectLayout, kind: Kind, payload: Any, data: Any) -> tuple[Any, Any, Any]:
+    """Of a section that is left as it is: an array of the payload, the index of what is meant of it, and what is
+    stored, of the shape of `array[index]`."""
+    stored = data[section.codes : section.end]
+    if not section.region:
+        return ranges(payload, layout, section.span), slice(None), stored.reshape(layout.ranks, -1)
+    array = rows(payload, layout, section.span, section.region, WORDS[kind.width])
+    shape = (len(section.where[0]), layout.blocks, section.region)
+    return array, section.where, stored.view(WORDS[kind.width]).reshape(shape)

@@ -22,6 +22,8 @@ from kvcore.api import (
     Failed,
     Item,
     Loaded,
+    LoadOutcome,
+    ObjectLayout,
     Serde,
     SerdeError,
     Storage,
@@ -132,6 +134,32 @@ def test_round_trip(storage: Any, chain: list[Serde]) -> None:
         await bench.tier.close()
 
     run(main())
+
+
+def test_one_batch_is_decoded_while_the_next_is_read() -> None:
+    """Each waits for the other: that ends only when they run beside each other."""
+    reading, decoding = threading.Event(), threading.Event()
+
+    class Slow(DictStorage):
+        def load(self, items: Sequence[Item]) -> list[LoadOutcome]:
+            if items[0].key == key(2):
+                reading.set()
+                assert decoding.wait(60)
+            return super().load(items)
+
+    class Waits(Zip):
+        def decode(self, source: memoryview, into: memoryview, layout: ObjectLayout) -> None:
+            decoding.set()
+            assert reading.wait(60)
+            super().decode(source, into, layout)
+
+    async def main() -> None:
+        bench = Bench(Slow(), [Waits()], timeout_s=120)
+        await bench.store(1, 2)
+        outcomes = await asyncio.gather(bench.load(1), bench.load(2))
+        assert [kinds(some) for some in outcomes] == [["Loaded"], ["Loaded"]]
+
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_lossy() -> None:

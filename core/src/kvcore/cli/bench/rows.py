@@ -79,6 +79,7 @@ BUDGETS: dict[str, Budget] = {
     "server.rss": Budget("value", most=80),
     "server.rss_100k": Budget("value", most=80),
     "server.lookup_p50": Budget("value", most=0.2),
+    "server.lookup_tail": Budget("ratio_to_limit", most=5.0),
     "server.lookups": Budget("value", least=5000),
     "server.lookups_8": Budget("ratio_to_limit", least=0.8),
     "server.lookups_64": Budget("ratio_to_limit", least=0.8),

@@ -10,6 +10,7 @@ import random
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -83,10 +84,19 @@ def _clients(setting: Setting) -> list[Row]:
         waiting = _Quantiles(asking)
         answering = _Quantiles(partial(_times, lambda _: echo(), prompts, calls))
         few, eight, many = (stack.enter_context(closing(Askers(served, prompts, 2, n))) for n in (1, 4, 32))
+        other = stack.enter_context(closing(Askers(served, prompts, 1, 1)))
+        beside = _Quantiles(partial(_beside, other, seconds, partial(look_up, served.engine, served.space), prompts))
         return measure(
             [
                 Case("server.lookup_p50", "ms", waiting.p50, answering.p50),
                 Case("server.lookup_p99", "ms", waiting.last_p99, answering.last_p99),
+                Case(
+                    "server.lookup_tail",
+                    "ms",
+                    beside.p99,
+                    beside.last_p50,
+                    note="lookup_tail: the 99th percentile while another process asks, too; limit: the median",
+                ),
                 Case("server.lookups", "1/s", partial(few.rate, seconds), note="lookups: of two client processes"),
                 Case(
                     "server.lookup_cpu",
@@ -117,6 +127,13 @@ class _Quantiles:
 
     def p50(self) -> float:
         self._times = sorted(self._take())
+        return self.last_p50()
+
+    def p99(self) -> float:
+        self._times = sorted(self._take())
+        return self.last_p99()
+
+    def last_p50(self) -> float:
         return self._times[len(self._times) // 2]
 
     def last_p99(self) -> float:
@@ -132,6 +149,19 @@ def _times(call: Callable[[Sequence[bytes]], object], prompts: Sequence[Sequence
         begun = clock()
         call(prompt)
         times.append((clock() - begun) / 1e6)
+    return times
+
+
+def _beside(
+    other: Askers, seconds: float, call: Callable[[Sequence[bytes]], object], prompts: Sequence[Sequence[bytes]]
+) -> list[float]:
+    """The same for so long, while `other` asks, too."""
+    thread = threading.Thread(target=other.rate, args=(seconds,))
+    thread.start()
+    times: list[float] = []
+    while thread.is_alive():
+        times += _times(call, prompts, len(prompts))
+    thread.join()
     return times
 
 

@@ -215,5 +215,7 @@ def _seconds(text: str) -> float:
 
 def _svg(text: str) -> str:
     if not text.endswith(".svg"):
-        raise argparse.ArgumentTypeError(f"{text}: the plot is SVG: give it a name that ends so")
+        raise argparse.ArgumentTypeError(f"{text}: the plot is SVG: give it a name that ends with .svg")
+    if not Path(text).absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: there is no such folder")
     return text

@@ -3,6 +3,8 @@
 from collections.abc import Hashable
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvcore.api import EvictionPolicy
 from kvcore.builtin.eviction_fifo import FifoPolicy
@@ -72,6 +74,58 @@ class TestMru(EvictionConformance):
         policy.insert(["a", "g"], [10, 10])
         assert policy.evict(20, lambda key: key == "a") == ["g", "b"]
         assert drain(policy) == "adefc"
+
+
+class Plain:
+    """The order of `lru`, `fifo` and `mru`, key by key: what goes first comes first."""
+
+    def __init__(self, kind: type[EvictionPolicy]) -> None:
+        self.newest, self.moves = kind is MruPolicy, kind is not FifoPolicy
+        self.keys: dict[int, int] = {}
+
+    def use(self, sizes: dict[int, int]) -> None:
+        known = {key: size for key, size in sizes.items() if key in self.keys and not self.moves}
+        others = {key: size for key, size in sizes.items() if key not in known}
+        rest = {key: known.get(key, size) for key, size in self.keys.items() if key not in others}
+        self.keys = {**others, **rest} if self.newest else {**rest, **others}
+
+    def evict(self, nbytes: int, pinned: set[int]) -> list[int]:
+        victims = []
+        for key in [key for key in self.keys if key not in pinned]:
+            if nbytes <= 0:
+                break
+            victims.append(key)
+            nbytes -= self.keys.pop(key)
+        return victims
+
+
+@pytest.mark.parametrize("kind", [LruPolicy, FifoPolicy, MruPolicy])
+@settings(max_examples=200, deadline=None, database=None)
+@given(data=st.data())
+def test_batches_are_in_the_order_of_their_keys(kind: type[EvictionPolicy], data: st.DataObject) -> None:
+    policy, plain = kind(None, None), Plain(kind)
+    some = st.one_of(
+        st.lists(st.integers(0, 20), unique=True, max_size=8),
+        st.tuples(st.integers(0, 20), st.integers(0, 8)).map(lambda r: list(range(r[0], min(21, r[0] + r[1])))),
+    )
+    for _ in range(data.draw(st.integers(1, 15))):
+        what, keys = data.draw(st.sampled_from(["insert", "touch", "remove", "evict"])), data.draw(some)
+        if what == "insert":
+            sizes = [data.draw(st.sampled_from([10, 10, 10, 7]))] * len(keys)
+            policy.insert(keys, sizes)
+            plain.use(dict(zip(keys, sizes, strict=True)))
+        elif what == "touch":
+            policy.touch(keys)
+            if plain.moves:
+                plain.use({key: plain.keys[key] for key in keys if key in plain.keys})
+        elif what == "remove":
+            policy.remove(keys)
+            plain.keys = {key: size for key, size in plain.keys.items() if key not in keys}
+        else:
+            nbytes = data.draw(st.integers(0, 60))
+            assert policy.evict(nbytes, set(keys).__contains__) == plain.evict(nbytes, set(keys))
+        assert len(policy) == len(plain.keys)
+    assert policy.evict(10_000, nothing) == list(plain.keys)
 
 
 class TestLfu(EvictionConformance):

@@ -64,6 +64,7 @@ class OrderedPolicy(EvictionPolicy):
         if not self.use_moves:
             return
         keys, i, batch_of = list(keys), 0, self._batch_of
+        used: list[_Batch] = []
         while i < len(keys):
             batch, start = batch_of.get(keys[i]), i
             i += 1
@@ -71,14 +72,16 @@ class OrderedPolicy(EvictionPolicy):
                 continue
             end = start + batch.live
             if end <= len(keys) and batch.keys[batch.at :] == keys[start:end]:
-                self._batches.move_to_end(batch)
+                used.append(batch)
                 i = end
                 continue
             while i < len(keys) and batch_of.get(keys[i]) is batch:
                 i += 1
             moved = list(dict.fromkeys(keys[start:i]))
-            self._append(moved, batch.some(moved))
+            used.append(self._append(moved, batch.some(moved)))
             self._left(batch, len(moved))
+        for batch in reversed(used) if self.evicts_newest else used:
+            self._batches.move_to_end(batch)
 
     def remove(self, keys: Sequence[Hashable]) -> None:
         """See `EvictionPolicy.remove`."""

@@ -186,10 +186,13 @@ class Batches:
         self, tier: Tier, batch: Sequence[Transfer], held: Callable[[], bool] = lambda: True
     ) -> set[ObjectKey]:
         """Have a tier keep objects; those that it has afterwards."""
+        known = await tier.exists([t.key for t in batch])
+        kept = {t.key for t, there in zip(batch, known, strict=True) if there}
+        absent = [t for t in batch if t.key not in kept]
         # A batch that may push itself out goes in one call: then the storage can keep its front, whole.
-        pieces = [batch] if await self._crowds(tier, batch) else tier.pieces(batch, batch[0].nbytes)
-        calls = [self._loop.spawn(self._write(tier, piece, held)) for piece in pieces]
-        kept: set[ObjectKey] = set()
+        one = not absent or await self._crowds(tier, batch)
+        pieces = [absent] if one else tier.pieces(absent, absent[0].nbytes)
+        calls = [self._loop.spawn(self._write(tier, piece, held)) for piece in pieces if piece]
         for keys in await _ended(calls):
             if isinstance(keys, set):
                 kept |= keys
@@ -211,16 +214,11 @@ class Batches:
         return 2 * nbytes > writes.capacity
 
     async def _write(self, tier: Tier, batch: Sequence[Transfer], held: Callable[[], bool]) -> set[ObjectKey]:
-        """Those of a batch that the tier has afterwards."""
-        known = await tier.exists([t.key for t in batch])
-        kept = {t.key for t, there in zip(batch, known, strict=True) if there}
-        absent = [t for t in batch if t.key not in kept]
-        if absent:
-            with tier.told.storing([t.key for t in absent]):
-                stores = await tier.store(absent, held)
-                self._tell_stored(tier, absent, stores.outcomes)
-            kept.update(t.key for t, o in zip(absent, stores.outcomes, strict=True) if isinstance(o, Stored))
-        return kept
+        """Have a tier write objects that it does not have; those that it has afterwards."""
+        with tier.told.storing([t.key for t in batch]):
+            stores = await tier.store(batch, held)
+            self._tell_stored(tier, batch, stores.outcomes)
+        return {t.key for t, o in zip(batch, stores.outcomes, strict=True) if isinstance(o, Stored)}
 
     async def delete(self, keys: Sequence[ObjectKey]) -> None:
         """Forget objects in every tier."""

@@ -12,7 +12,7 @@ from trtllm_runtime import BLOCK, Replace, Runtime, Start, prompt, saved, warm
 from kvcore.testing.servers.kvcore import KVCoreServer
 from kvcore_trtllm.worker import WorkerHalf
 
-LEASE_S = 2.0
+LEASE_S = 4.0
 
 
 def idle(engine: Runtime) -> None:
@@ -37,7 +37,7 @@ def test_a_promise_that_is_taken_after_its_lease(start: Start) -> None:
     engine.run(prompt(70))
     saved(engine)
     request = engine.submit(prompt(70), later=1 << 30)
-    until = time.monotonic() + 3 * LEASE_S
+    until = time.monotonic() + 1.75 * LEASE_S
     engine.until(lambda: time.monotonic() > until)
     assert 'kvcore_expired_leases_total{kind="read"}' not in engine.scheduler.half.engine.metrics_text()
     request.later = 0

@@ -16,7 +16,7 @@ MEMBERS = {
     # the connector
     f"{V1}.base:KVConnectorBase_V1": (
         "get_num_new_matched_tokens update_state_after_alloc build_connector_meta update_connector_output "
-        "request_finished has_pending_push_work reset_cache take_events set_xfer_handshake_metadata "
+        "on_new_request request_finished has_pending_push_work reset_cache take_events set_xfer_handshake_metadata "
         "get_external_cache_hit_sources requires_kv_delivery shutdown register_kv_caches get_handshake_metadata "
         "handle_preemptions start_load_kv wait_for_layer_load save_kv_layer wait_for_save get_finished "
         "get_transfer_results get_block_ids_with_load_errors build_connector_worker_meta get_kv_connector_stats "
@@ -88,6 +88,7 @@ MEMBERS = {
 }
 PARAMETERS = {
     f"{V1}.base:KVConnectorBase_V1.__init__": "vllm_config role kv_cache_config",
+    f"{V1}.base:KVConnectorBase_V1.on_new_request": "request",
     f"{V1}.base:KVConnectorBase_V1.get_num_new_matched_tokens": "request num_computed_tokens",
     f"{V1}.base:KVConnectorBase_V1.update_state_after_alloc": "request blocks num_external_tokens",
     f"{V1}.base:KVConnectorBase_V1.handle_preemptions": "kv_connector_metadata",

@@ -41,6 +41,9 @@ class Prefetch(Protocol):
     def brought(self, cause: str) -> Brought:
         """What has become of that so far."""
 
+    def room(self, namespace: bytes) -> int:
+        """How many bytes may still be brought before some of those that were are used or gone."""
+
     @property
     def free(self) -> float:
         """The part of L1 that holds nothing, from 0 to 1."""

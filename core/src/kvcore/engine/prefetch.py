@@ -89,6 +89,11 @@ class Prefetcher:
         """See `Prefetch.brought`."""
         return self._brought.get(cause, Brought())
 
+    def room(self, namespace: bytes) -> int:
+        """See `Prefetch.room`."""
+        space = self._space_of(namespace)
+        return 0 if space is None or self._manager.closed else self._room(self._table_of(space, 0))
+
     @property
     def free(self) -> float:
         """See `Prefetch.free`."""
@@ -128,6 +133,16 @@ class Prefetcher:
     async def _bring(self, wanted: _Wanted) -> None:
         space, hashes, cause, _ = wanted
         tables = [self._table_of(space, g) for g in range(len(space.groups))]
+        here = [self._l1.reserve_each(table, hashes)[0] for table in tables]  # what is there must not go meanwhile
+        try:
+            await self._load(space, tables, hashes, cause)
+        finally:
+            for lease in here:
+                self._l1.end_read(lease)
+            for table in tables:  # as a lookup would: the head outlives the tail, whatever came first
+                self._l1.end_read(self._l1.reserve_each(table, hashes)[0])
+
+    async def _load(self, space: Space, tables: Sequence[ObjectSpace], hashes: Sequence[bytes], cause: str) -> None:
         lookup = Lookup(self._manager, space, tables, hashes, 0, lambda *_: None)
         here = [{i for i, h in enumerate(hashes) if h in t.objects or h in t.staging} for t in tables]
         missing = [(g, i) for g, there in enumerate(here) for i in range(len(hashes)) if i not in there]
@@ -143,7 +158,8 @@ class Prefetcher:
             if not piece:
                 continue
             wants, tiers = [want for want, _ in piece], [tier for _, tier in piece]
-            while wants and not self._room(wants[0].space, sum(want.space.nbytes for want in wants)):
+            room = self._room(wants[0].space)
+            while wants and sum(want.space.nbytes for want in wants) > room:
                 wants.pop()
             fetch = Fetch(partial(self._arrived, cause))
             begun = time.perf_counter()
@@ -157,16 +173,14 @@ class Prefetcher:
             if any(nbytes for _, nbytes in manager.stores.waiting().values()):
                 await asyncio.sleep(seconds)
 
-    def _room(self, table: ObjectSpace, nbytes: int) -> bool:
-        """May so much be brought? What L1 alone has is never given up for it."""
-        if (self._bytes.get(table.tenant, 0) + nbytes) * SHARE > self._l1.share(table):
-            return False
-        stores, kept_free = self._manager.stores, 0.0
-        if stores.active:  # a tier has what goes
-            return True
-        if stores.spill_tiers:  # they are to have it first, for which some room is kept
-            kept_free = FREE_SHARE * self._l1.arena.size
-        return self._l1.free_bytes - nbytes > kept_free
+    def _room(self, table: ObjectSpace) -> int:
+        """Bytes that may still be brought. What L1 alone has is never given up for it."""
+        most = self._l1.share(table) // SHARE - self._bytes.get(table.tenant, 0)
+        stores = self._manager.stores
+        if not stores.active:  # else a tier has what goes
+            kept_free = FREE_SHARE * self._l1.arena.size if stores.spill_tiers else 0.0  # they are to have it first
+            most = min(most, int(self._l1.free_bytes - kept_free))
+        return max(0, most)
 
     def _arrived(self, cause: str, lease: ReadLease, source: str) -> None:
         if source != "l1":

@@ -60,6 +60,10 @@ class KVCoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if layouts:
             self.scheduler.set_layouts(layouts)
 
+    def on_new_request(self, request: Any) -> None:
+        """See vLLM."""
+        self.scheduler.queued(request)
+
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """See vLLM."""
         matched: tuple[int | None, bool] = self.scheduler.matched_tokens(request, num_computed_tokens)

@@ -116,6 +116,13 @@ class SchedulerHalf(Guarded):
 
     # -- a request's load --------------------------------------------------------------------------------------------
 
+    @guarded(lambda: None)
+    def queued(self, request: Any) -> None:
+        """vLLM has got a request, and looks it up when it is its turn: when there is room to run it."""
+        state = self._state(request)
+        if state is not None and self._loading and not request.skip_reading_prefix_cache:
+            self.engine.queued(state.space, tuple(state.extend_hashes(self._hash_tokens)))
+
     @guarded(lambda: (0, False))
     def matched_tokens(self, request: Any, held_tokens: int) -> tuple[int | None, bool]:
         """Tokens that can be loaded beyond the `held_tokens` of vLLM's own prefix cache; None: ask again later."""

@@ -431,12 +431,13 @@ FLAGS: tuple[tuple[str, list[str], dict[str, Any], set[str]], ...] = (
                         "cluster": True,
                         "password_env": "REDIS_PASSWORD",
                         "ttl": "60s",
-                    }
+                    },
+                    "serde": [{"plugin": "quant", "format": "fp8"}],
                 },
             ],
             "metrics_port": 9090,
         },
-        {"serde"},
+        set(),
     ),
     (
         "mooncake and nixl",

@@ -346,6 +346,16 @@ def test_programs_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     accepted(config, tmp_path, capsys)
 
 
+def test_a_manifest_with_json_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A shell may fill in something yet; what is in it may be a secret, and `converted` looks for that."""
+    file = tmp_path / "pod.yaml"
+    adapter = """'{"type": "resp", "password": "hunter2", "port": $PORT}'"""
+    file.write_text(f"apiVersion: v1\nkind: Pod\nspec:\n  args: [lmcache, server, --l2-adapter, {adapter}]\n")
+    _, lines = converted(capsys, str(file))
+    (left,) = [line for line in lines if line["verdict"] == "left out"]
+    assert (left["setting"], left["why"]) == ("l2-adapter: ...", "no JSON object with a `type`")
+
+
 def test_too_many_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for i in range(40):
         (tmp_path / f"p{i:02}.py").touch()

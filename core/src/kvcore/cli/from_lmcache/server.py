@@ -201,10 +201,13 @@ def _adapter(setting: Setting, number: int, draft: Draft) -> None:
 def _serde(draft: Draft, serde: Setting, path: str) -> None:
     kind = str(serde.value.get("type") if isinstance(serde.value, Mapping) else serde.value)
     why = stores.ENCODINGS.get(kind, "another's encoding; " + stores.LOSSLESS)
+    where = f"{path.removesuffix('.storage')}.serde"
     if kind == "aesgcm":
-        where = f"{path.removesuffix('.storage')}.serde"
         draft.put(where, [{"plugin": "aesgcm", "keys": {"k1": stores.KEY}}])
         draft.serves(serde, f"{where}: aesgcm, keys: {{k1: {stores.KEY}}}", why, "changed")
+    elif kind == "fp8":
+        draft.put(where, [{"plugin": "quant", "format": "fp8"}])
+        draft.serves(serde, f"{where}: quant, format: fp8", why, "changed")
     else:
         draft.leave(serde, why)
 

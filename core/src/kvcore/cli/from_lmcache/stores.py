@@ -13,11 +13,11 @@ NO_STORE = (
     "kvcore has no storage for it. One is a class of 40 lines: kvcore new-plugin storage NAME; "
     "or use redis, s3, mooncake, nixl or disk"
 )
-LOSSLESS = "kvcore-zstd compresses without loss: `serde: [zstd]`"
-LOSSY = "lossy; " + LOSSLESS
+LOSSLESS = "`serde: [zstd]` compresses without loss"
+LOSSY = f"lossy; {LOSSLESS}, `serde: [quant]` with"
 ENCODINGS = {
     "cachegen": LOSSY,
-    "fp8": LOSSY,
+    "fp8": "lossy, with scales of its own; `serde: [zstd]` is not",
     "turboquant": LOSSY,
     "aesgcm": "kvcore-aesgcm encrypts at rest, too, with a key of its own: `openssl rand -hex 32`, in this variable",
 }

@@ -28,6 +28,7 @@ OTHERS = {
     "lmcache coordinator": "kvcore has no coordinator: a tier that all machines reach is what they share",
 }
 """Programs of LMCache without settings that kvcore could have."""
+LIKE = '{"type": ...}'
 LISTS = ("runtime-plugin-locations", "script-allowed-imports")
 """Flags with any number of values."""
 NOT_HERE = "made when the pod starts: what stands in it is not in this file"
@@ -132,7 +133,7 @@ def _flag(word: Word, values: list[str]) -> Setting:
     name, place = word
     text = " ".join(values)
     if name in MANY:
-        return Setting(place, name, _json(f"--{name}", text, '{"type": ...}'))
+        return Setting(place, name, _json(f"--{name}", Word(text, "" if place == f"--{name}" else place), LIKE))
     if name in LISTS:
         return Setting(place, name, values)
     if not values:
@@ -141,10 +142,13 @@ def _flag(word: Word, values: list[str]) -> Setting:
     return Setting(place, name, scalar(text))
 
 
-def _json(flag: str, text: str, like: str) -> Any:
+def _json(flag: str, word: Word, like: str) -> Any:
+    """The value. In a manifest, where a shell may still fill in something, text when it is none: it may hold a secret."""
     try:
-        return json.loads(text)
+        return json.loads(word.text)
     except ValueError as e:
+        if word.place:
+            return "..."
         raise ConfigError(f"{flag} is no JSON ({e}): quote it as for LMCache, '{like}'") from None
 
 
@@ -166,7 +170,9 @@ def _engine(words: Sequence[Word], env: list[Setting]) -> Found:
     if given is not None and given.text.startswith("$"):
         found.beside.append((Setting(given.place or TRANSFER, "kv_transfer_config", given.text), NOT_HERE))
     elif given is not None:
-        config = _json(TRANSFER, given.text, '{"kv_connector": ...}')
+        config = _json(TRANSFER, given, '{"kv_connector": ...}')
+        if isinstance(config, str):
+            found.beside.append((Setting(given.place, "kv_transfer_config", config), NOT_HERE))
         served = _transfer(config if isinstance(config, Mapping) else {}, given.place or TRANSFER, found, inside)
     elif backend is None and not any(word.text == "--enable-lmcache" for word in words) and not env:
         return Found()  # an engine without LMCache

@@ -143,7 +143,7 @@ def _flag(word: Word, values: list[str]) -> Setting:
 
 
 def _json(flag: str, word: Word, like: str) -> Any:
-    """The value. In a manifest, where a shell may still fill in something, text when it is none: it may hold a secret."""
+    """The value. In a manifest, where a shell may still fill in something, text when it is none: may be a secret."""
     try:
         return json.loads(word.text)
     except ValueError as e:

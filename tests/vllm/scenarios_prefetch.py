@@ -1,0 +1,29 @@
+"""A scenario with requests that wait for their turn: what they need is brought into L1 meanwhile."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from engines import engine
+from scenarios_basic import LONG, PROMPTS
+from scenarios_disk import _disk
+
+
+def queued(models: Path, folder: str) -> dict[str, Any]:
+    """A new engine that runs one request at a time, over what another one has left on the disk."""
+    options = {**_disk(folder), "kvcore.hooks": ["prefetch"]}
+    with engine(str(models / "tiny"), options, max_num_seqs=1) as e:
+        e.one([5, 6, 7], 4)  # what is compiled or allocated at the first step is not waited for
+        texts, cached = e.run([LONG, *PROMPTS], 64)
+        e.settle()
+        give_up = time.monotonic() + 60
+        while (brought := e.half.engine.prefetcher.brought("queued")).used == 0 and time.monotonic() < give_up:
+            time.sleep(0.1)
+        return {
+            "texts": [(tokens[:16], 0.0) for tokens, _ in texts],
+            "cached": cached,
+            "brought": list(brought),
+            "stats": e.half.engine.stats(),
+            "leaks": e.leaks(),
+            "faults": e.faults(),
+        }

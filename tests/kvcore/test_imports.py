@@ -3,7 +3,6 @@
 import pkgutil
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -72,21 +71,19 @@ def test_listing_imports_no_plugin():
     assert python("-c", script).stdout.splitlines()[-1].strip() == "[]"
 
 
-@pytest.mark.parametrize("code", ["import kvcore", "from kvcore.cli import main; main(['--help'])"])
-def test_start_up_stays_in_its_budget(code):
-    """0.15 s and 60 MiB. The best of five: others may be busy on this machine."""
-    taken, memory = min(_measure(code) for _ in range(5))
-    assert taken <= 0.15
-    assert memory <= 60 << 20
-
-
-def _measure(code: str) -> tuple[float, int]:
-    """Seconds from start to end, and the peak of the process's own memory in bytes."""
-    begun = time.perf_counter()
-    done = python("-c", f"{code}\nprint(open('/proc/self/status').read())")
-    seconds = time.perf_counter() - begun
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("VmHWM:")]
-    return seconds, int(line.split()[1]) * 1024
+@pytest.mark.parametrize(
+    ("code", "most"), [("import kvcore", 1), ("from kvcore.cli import main; main(['--help'])", 110)]
+)
+def test_start_up_is_light(code, most):
+    """Modules and memory, which are the same on every machine; `kvcore bench` has the seconds."""
+    script = (
+        f"import sys\nbefore = set(sys.modules)\n{code}\nafter = len(set(sys.modules) - before)\n"
+        "[line] = [line for line in open('/proc/self/status') if line.startswith('VmHWM:')]\n"
+        "print(f'\\n{after} {line.split()[1]}')"
+    )
+    modules, kib = map(int, python("-c", script).stdout.splitlines()[-1].split())
+    assert 0 < modules <= most
+    assert kib <= 60 << 10
 
 
 def _has(module: str) -> bool:

@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 GIB = 1 << 30
 WORKLOADS = {
     "long-doc-qa": "--documents 6 --length 3000 --questions 2 --output 32 --inflight 2",
-    "multi-round-chat": "--users 6 --turns 3 --system 500 --history 1500 --question 50 --output 32 --qps 0.5",
+    "multi-round-chat": "--users 6 --turns 3 --system 500 --history 1500 --question 50 --output 32 --qps 0.7",
     "shared-prefix": "--prefixes 6 --requests 4 --length 2400 --question 200 --output 16 --inflight 2",
 }
 VLLM = "--dtype bfloat16 --enforce-eager --max-model-len 4096 --num-gpu-blocks-override 72"

@@ -92,7 +92,7 @@ matrix: setup setup-sglang setup-lmcache ## Run every storage under every engine
 	$(BIN)/python tests/matrix/matrix_table.py build/matrix.json README.md
 
 test-gpu: ## Check the CUDA transfer on a GPU, in the environment of GPU_PYTHON: torch for CUDA, kvcore[cuda,testing], pytest-timeout
-	$(GPU_PYTHON) -m pytest tests/gpu/gpu_checks.py $(PYTEST_ARGS)
+	$(GPU_PYTHON) -m pytest tests/gpu/gpu_checks.py tests/gpu/quant_checks.py $(PYTEST_ARGS)
 
 bench-gpu: ## Measure the CUDA transfer on a GPU, in the same environment
 	$(GPU_PYTHON) benchmarks/gpu.py

@@ -70,7 +70,7 @@ class Int4:
         """See `Fp8.encode`."""
         most, least = values.max(axis=1), values.min(axis=1)
         good = ((most < kind.limit) & (least > -kind.limit)).all(axis=-1)
-        parameters[1] = bf16_down(least)
+        parameters[1] = bf16_down(least + np.float32(0))  # which of two zeros is the lesser must not matter
         least = of_bf16(parameters[1])
         parameters[0] = bf16_up((most - least) / np.float32(15))
         inverse = np.float32(1) / of_bf16(parameters[0])

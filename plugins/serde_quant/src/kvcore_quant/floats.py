@@ -76,8 +76,8 @@ def from_e4m3(codes: Any, out: Any) -> None:
 
 
 def bf16_up(values: Any) -> Any:
-    """Positive float32 as bfloat16 bits, rounded up, at least `MIN_SCALE`."""
-    bits = values.view(np.uint32)
+    """Positive float32 (or a negative zero) as bfloat16 bits, rounded up, at least `MIN_SCALE`."""
+    bits = values.view(np.uint32) & 0x7FFFFFFF
     return np.maximum((bits + _ROUND_UP) >> 16, MIN_SCALE).astype("<u2")
 
 

@@ -10,6 +10,7 @@ from kvcore.api import ObjectLayout, Serde, SerdeError
 from kvcore_quant import frame
 from kvcore_quant.coder import FORMATS, decode_cells, encode_cells
 from kvcore_quant.config import QuantConfig
+from kvcore_quant.cuda import CudaCoder, CudaDevice, cells_of
 from kvcore_quant.cuts import Plan, batches, learn, ranges, rows
 from kvcore_quant.floats import KINDS, WORDS, Kind
 from kvcore_quant.frame import HEADER, MAGIC, Section
@@ -29,6 +30,7 @@ class QuantSerde(Serde):
 
     def __init__(self, config: QuantConfig, context: Any) -> None:
         self._format = FORMATS[config.format]
+        self._gpu = CudaCoder(CudaDevice(config.device)) if config.device != "cpu" else None
         self._plans: OrderedDict[ObjectLayout, tuple[int, Plan | None]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -70,19 +72,26 @@ class QuantSerde(Serde):
         found = list(frame.sections(self._format, kind, layout, plan, tables, offset))
         if found[-1].end != len(source):
             raise SerdeError("quant: the parts do not add up to the length")
-        payload, data, scratch = np.frombuffer(into, np.uint8), np.frombuffer(source, np.uint8), _Scratch()
+        payload, data = np.frombuffer(into, np.uint8), np.frombuffer(source, np.uint8)
         for section in found:
             if section.cut is None:
                 array, where, stored = _plain(section, layout, kind, payload, data)
                 array[where] = stored
+        cells = cells_of(found, self._format, layout, kind.width) if self._gpu else None
+        if self._gpu and cells is not None:
+            self._gpu.decode(self._format, kind, cells, payload, data)
+            return
+        scratch = _Scratch()
+        for section in found:
+            if section.cut is None:
                 continue
             target, parameters, codes = self._arrays(section, layout, kind, payload, data)
-            each = layout.blocks * section.region
-            for part in batches(len(section.where[0]), each):
-                cells = np.empty((part.stop - part.start, layout.blocks, section.region), WORDS[kind.width])
-                room = scratch.of(cells.size)
-                decode_cells(self._format, kind, cells, section.cut, parameters[:, part], codes[part], room)
-                target[tuple(index[part] for index in section.where)] = cells
+            for part in batches(len(section.where[0]), layout.blocks * section.region):
+                shape = (part.stop - part.start, layout.blocks, section.region)
+                decoded = np.empty(shape, WORDS[kind.width])
+                room = scratch.of(decoded.size)
+                decode_cells(self._format, kind, decoded, section.cut, parameters[:, part], codes[part], room)
+                target[tuple(index[part] for index in section.where)] = decoded
 
     def max_encoded_bytes(self, nbytes: int) -> int:
         """See `Serde.max_encoded_bytes`."""
@@ -104,28 +113,44 @@ class QuantSerde(Serde):
     def _encode(
         self, payload: Any, layout: ObjectLayout, kind: Kind, plan: Plan, tables: list[Any]
     ) -> memoryview | None:
-        """The encoded object; None when regions cannot be encoded, which `tables` then says."""
+        """The encoded object; None when regions cannot be encoded, which `tables` then says (at the next try they
+        are left as they are)."""
         before = frame.prologue(self._format, kind, plan, tables, len(payload))
         found = list(frame.sections(self._format, kind, layout, plan, tables, len(before)))
         encoded: Any = np.empty(found[-1].end, np.uint8)
         encoded[: len(before)] = np.frombuffer(before, np.uint8)
-        scratch, complete = _Scratch(), True
+        coded = [section for section in found if section.cut is not None]
+        cells = cells_of(found, self._format, layout, kind.width) if self._gpu else None
+        if self._gpu and cells is not None:
+            bad = self._gpu.encode(self._format, kind, cells, payload, encoded)
+        else:
+            bad = self._encode_cells(coded, payload, layout, kind, encoded)
+        if bad.any():
+            first = 0
+            for section in coded:
+                mine = bad[first : first + len(section.where[0])]
+                first += len(mine)
+                tables[section.number] = tables[section.number].copy()
+                tables[section.number][tuple(index[mine] for index in section.where)] = 0
+            return None
         for section in found:
             if section.cut is None:
                 array, where, stored = _plain(section, layout, kind, payload, encoded)
                 stored[:] = array[where]
-                continue
+        return memoryview(encoded)
+
+    def _encode_cells(self, coded: list[Section], payload: Any, layout: ObjectLayout, kind: Kind, encoded: Any) -> Any:
+        """Encode on the CPU. Which cells of all sections, one after the other, could not be."""
+        scratch = _Scratch()
+        bad: list[Any] = [np.zeros(0, bool)]
+        for section in coded:
+            assert section.cut is not None, "these have a cut"
             origin, parameters, codes = self._arrays(section, layout, kind, payload, encoded)
             for part in batches(len(section.where[0]), layout.blocks * section.region):
-                where = tuple(index[part] for index in section.where)
-                cells = origin[where]
+                cells = origin[tuple(index[part] for index in section.where)]
                 room = scratch.of(cells.size)
-                bad = encode_cells(self._format, kind, cells, section.cut, parameters[:, part], codes[part], room)
-                if bad.any():
-                    tables[section.number] = tables[section.number].copy()
-                    tables[section.number][tuple(index[bad] for index in where)] = 0
-                    complete = False
-        return memoryview(encoded) if complete else None
+                bad.append(encode_cells(self._format, kind, cells, section.cut, parameters[:, part], codes[part], room))
+        return np.concatenate(bad)
 
     def _arrays(
         self, section: Section, layout: ObjectLayout, kind: Kind, payload: Any, data: Any

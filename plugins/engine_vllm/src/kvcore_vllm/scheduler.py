@@ -98,6 +98,8 @@ class SchedulerHalf(Guarded):
         self._stats_due = 0.0
         self._waited = 0.0
         self._counts = dict.fromkeys(_COUNTS, 0.0)
+        self._refused = ""
+        """The request that was refused last, because of its tenant."""
 
     # -- start and end -----------------------------------------------------------------------------------------------
 
@@ -432,7 +434,9 @@ class SchedulerHalf(Guarded):
                 if not self._counts["kvcore_refused_tenants_total"]:
                     logger.warning("a request names no valid tenant (text of at most %d characters): it is not cached "
                                    "(logged once)", MAX_TENANT)  # fmt: skip
-                self._counts["kvcore_refused_tenants_total"] += 1
+                if request.request_id != self._refused:
+                    self._refused = request.request_id
+                    self._counts["kvcore_refused_tenants_total"] += 1
                 return None
             state = RequestState(request, self._spaces.of(request.lora_request, tenant), tenant)
             if self._loading:

@@ -187,7 +187,8 @@ class WorkerHalf(Guarded):
             self._loaded(job, bad)
         if missed:
             self._hooked = False
-            self.fault("load", RuntimeError(f"vLLM computed {', '.join(missed)} without a word: loads are whole now"))
+            text = f"vLLM did not tell when it computed {', '.join(missed)}: loads are whole from now on"
+            self.fault("load", RuntimeError(text))
 
     @guarded(lambda: (set(), set(), set()))
     def results(self, meta: Metadata) -> tuple[set[str], set[str], set[str]]:

@@ -224,3 +224,37 @@ def test_hooks_hear_of_requests_and_may_load_ahead(opened: Callable[..., CacheEn
     engine.lookup(space, keys)
     engine.lookup(space, keys, each=True)  # of an object store: nobody's prompt
     assert Hook.heard == [("queued", space.namespace, 5), ("asked", space.namespace, 5)]
+
+
+def test_a_request_of_before_does_not_count_as_a_use(opened: Callable[..., CacheEngine]) -> None:
+    engine = opened()
+    space = engine.register(spec())
+    keys, other = stored(engine, space, hashes(8)), stored(engine, space, hashes(8, "other"))
+    engine.prefetcher.bring(space.namespace, other, "test")
+    until(lambda: engine.prefetcher.brought("test").brought == 8)
+    engine.prefetcher.asked(space, [engine.object_space(space, 0)], keys)  # while there is something not used
+    engine.prefetcher.bring(space.namespace, keys, "test")
+    until(lambda: engine.prefetcher.brought("test").brought == 16)
+    contents(engine, space, other)
+    until(lambda: engine.prefetcher.brought("test").used == 8)
+    assert not engine.prefetcher._asked
+    assert engine.prefetcher.brought("test") == Brought(16, 8, 0)
+
+
+def test_the_head_outlives_the_tail(opened: Callable[..., CacheEngine]) -> None:
+    """Whatever of it came first: what is left of a prefix is a front."""
+    engine = opened()
+    space = engine.register(spec())
+    keys = stored(engine, space, hashes(12))
+    contents(engine, space, keys[:4])
+    engine.prefetcher.bring(space.namespace, keys, "test")
+    until(lambda: resident(engine, space, keys) == 12)
+    until(lambda: not engine.l1.usage()["leases"])
+    for i in range(200):
+        put(engine, space, hashes(1, f"later {i}"))
+        engine.drain(SOON_S)
+        there = [key in engine.object_space(space, 0).objects for key in keys]
+        assert there == sorted(there, reverse=True)
+        if not any(there):
+            return
+    pytest.fail("it never left L1")

@@ -25,7 +25,7 @@ SHARE = 4
 MAX_WANTED = 256
 LOOK_S = 0.5
 """How often it is looked what has become of what was brought."""
-_MAX_ASKED = 4096
+_MAX_ASKED = 1024
 
 
 class _Wanted(NamedTuple):
@@ -58,11 +58,11 @@ class Prefetcher:
         """Does `asked` say anything to anyone?"""
         self.watch()
         self._wanted: dict[tuple[bytes, bytes], _Wanted] = {}  # oldest first
-        self._unread: dict[L1Object, str] = {}
-        """What was brought and is not used, and its cause."""
+        self._unread: dict[L1Object, tuple[str, float]] = {}
+        """What was brought and is not used: its cause, and when its load began."""
         self._bytes: dict[str, int] = {}
         """The same in bytes, by tenant."""
-        self._asked: deque[tuple[Sequence[ObjectSpace], Sequence[bytes]]] = deque(maxlen=_MAX_ASKED)
+        self._asked: deque[tuple[float, Sequence[ObjectSpace], Sequence[bytes]]] = deque(maxlen=_MAX_ASKED)
         self._brought: dict[str, Brought] = {}
         self._serving = False
         self._looking = False
@@ -106,7 +106,7 @@ class Prefetcher:
             if wanted is not None:
                 self._manager.metrics.add("prefetch_skipped", 1, wanted.cause, "asked")
             if self._unread or self._serving:
-                self._asked.append((tables, hashes))
+                self._asked.append((time.perf_counter(), tables, hashes))
             if self._told:
                 self._manager.hooks.asked(space.namespace, hashes)
 
@@ -124,9 +124,10 @@ class Prefetcher:
                 if early > 0:
                     await asyncio.sleep(early)
                 elif self._wanted.pop((wanted.space.namespace, wanted.hashes[-1]), None) is not None:
-                    await self._bring(wanted)
-        except Exception:
-            logger.exception("a load ahead of its request failed")
+                    try:
+                        await self._bring(wanted)
+                    except Exception:
+                        logger.exception("a load ahead of its request failed")
         finally:
             self._serving = False
 
@@ -161,8 +162,8 @@ class Prefetcher:
             room = self._room(wants[0].space)
             while wants and sum(want.space.nbytes for want in wants) > room:
                 wants.pop()
-            fetch = Fetch(partial(self._arrived, cause))
             begun = time.perf_counter()
+            fetch = Fetch(partial(self._arrived, cause, begun))
             await fetcher.load(fetch, wants, tiers[: len(wants)], probe=True)
             seconds = time.perf_counter() - begun
             if fetch.reasons or len(wants) < len(piece):
@@ -182,10 +183,10 @@ class Prefetcher:
             most = min(most, int(self._l1.free_bytes - kept_free))
         return max(0, most)
 
-    def _arrived(self, cause: str, lease: ReadLease, source: str) -> None:
+    def _arrived(self, cause: str, begun: float, lease: ReadLease, source: str) -> None:
         if source != "l1":
             for obj in lease.objects:
-                self._unread[obj] = cause
+                self._unread[obj] = (cause, begun)
                 self._account(obj, 1)
             self._count(cause, "brought", len(lease.objects))
         self._l1.keep(lease)
@@ -201,23 +202,24 @@ class Prefetcher:
             while unread:
                 await asyncio.sleep(LOOK_S)
                 while self._asked:
-                    tables, hashes = self._asked.popleft()
-                    for table in tables:
-                        self._end((o for h in hashes if (o := table.objects.get(h)) is not None), "used")
+                    at, tables, hashes = self._asked.popleft()
+                    asked = [o for table in tables for h in hashes if (o := table.objects.get(h)) in unread]
+                    self._end([o for o in asked if o is not None and unread[o][1] <= at], "used")
                 self._end([o for o in unread if o.space.objects.get(o.chunk_hash) is not o], "wasted")
         finally:
             self._looking = False
 
     def _end(self, objects: Iterable[L1Object], became: str) -> None:
-        for obj in objects:
-            cause = self._unread.pop(obj, None)
-            if cause is not None:
-                self._account(obj, -1)
-                self._count(cause, became, 1)
+        for obj in dict.fromkeys(objects):
+            cause, _ = self._unread.pop(obj)
+            self._account(obj, -1)
+            self._count(cause, became, 1)
 
     def _account(self, obj: L1Object, sign: int) -> None:
         tenant = obj.space.tenant
         self._bytes[tenant] = self._bytes.get(tenant, 0) + sign * obj.space.nbytes
+        if not self._bytes[tenant]:
+            del self._bytes[tenant]
 
     def _count(self, cause: str, became: str, count: int) -> None:
         so_far = self.brought(cause)

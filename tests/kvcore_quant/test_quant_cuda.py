@@ -99,6 +99,28 @@ def test_elements_at_odd_addresses_are_left_to_the_cpu(form):
     assert differs(form, bytes(333) + payload[:8192], odd) == ""
 
 
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("method", ["stream", "allocate", "copy", "launch", "synchronize"])
+def test_a_gpu_that_fails_leaves_it_to_the_cpu(form, method, monkeypatch, caplog):
+    def fails(*_):
+        raise MemoryError("out of it")
+
+    payload, layout = payload_of("heads first", Shape(layers=1, heads=1))
+    wanted = bytes(make(form).encode(memoryview(payload), layout))
+    serde = on_gpu(form)
+    monkeypatch.setattr(serde._gpu._device, method, fails)
+    for _ in range(2):
+        assert bytes(serde.encode(memoryview(payload), layout)) == wanted
+    assert [record.getMessage() for record in caplog.records] == [
+        "serde quant: the GPU failed (MemoryError('out of it')): from now on the CPU encodes and decodes"
+    ]
+    serde, into, expected = on_gpu(form), bytearray(len(payload)), bytearray(len(payload))
+    monkeypatch.setattr(serde._gpu._device, method, fails)
+    serde.decode(memoryview(wanted), memoryview(into), layout)
+    make(form).decode(memoryview(wanted), memoryview(expected), layout)
+    assert into == expected
+
+
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [

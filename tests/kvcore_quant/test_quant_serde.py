@@ -3,6 +3,7 @@
 import random
 import threading
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -180,6 +181,19 @@ def test_what_is_not_understood_is_kept_exactly(form, layout):
     encoded, decoded = through(make(form), payload, layout)
     assert decoded == payload
     assert len(encoded) == HEADER.size + len(payload)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "torch.bfloat16", "bfloat16:bfloat16", "bfloat16+bfloat16"])
+def test_names_of_types(dtype, caplog):
+    payload, layout = payload_of("heads first", Shape(layers=1))
+    encoded, _ = through(make(), payload, replace(layout, dtype=dtype))
+    assert len(encoded) < len(payload)
+    assert not caplog.records
+    serde = make()
+    for _ in range(2):
+        through(serde, payload, replace(layout, dtype="fp8:uint8"))
+    (record,) = caplog.records
+    assert record.getMessage() == "serde quant: KV of fp8:uint8, 2 bytes an element, is kept as it is"
 
 
 @settings(max_examples=60, deadline=None)

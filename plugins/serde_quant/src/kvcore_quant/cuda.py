@@ -102,8 +102,8 @@ class CudaCoder:
             self._device.synchronize(lane.stream)
         return bad != 0
 
-    def decode(self, form: Format, kind: Kind, cells: Any, payload: Any, encoded: Any) -> None:
-        """The opposite; `payload` holds what is no cell already."""
+    def decode(self, form: Format, kind: Kind, cells: Any, payload: Any, encoded: Any) -> Any:
+        """The opposite; `payload` holds what is no cell already. None of the cells could not be."""
         with self._device.use():
             lane = self._lane()
             target, source, table, _ = lane.hold(payload, encoded, cells, cells[:0])
@@ -113,6 +113,7 @@ class CudaCoder:
             self._launch("kvcore_quant_decode", lane, (target, source, table), cells, kind, form, ())
             self._device.copy(payload.ctypes.data, target, payload.nbytes, lane.stream)
             self._device.synchronize(lane.stream)
+        return np.zeros(len(cells), bool)
 
     def _launch(
         self,

@@ -4,6 +4,7 @@ A small float (float16, e4m3) is a float32 with a shorter exponent and mantissa.
 the two biases, a float32 has the small one's exponent field, subnormals included, so that shifts do the rest.
 """
 
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,14 @@ class Kind(NamedTuple):
 KINDS = {"bfloat16": Kind(1, 2, 1e38), "float16": Kind(2, 2, 60000.0), "float32": Kind(3, 4, 1e38)}
 """By the name that `ObjectLayout.dtype` gives. The limits leave room to round up."""
 WORDS = {2: "<u2", 4: "<u4"}
+
+
+def kind_of(dtype: str, width: int) -> Kind | None:
+    """The kind that `ObjectLayout.dtype` names, of elements of `width` bytes; None for any that is not known. Engines
+    may say it several times, as in `bfloat16:bfloat16`; where they say two things, such as `fp8:uint8`, it is none."""
+    names = {name.removeprefix("torch.") for name in re.split("[:+]", dtype)}
+    kind = KINDS.get(names.pop()) if len(names) == 1 else None
+    return kind if kind is not None and kind.width == width else None
 
 
 class Small(NamedTuple):

@@ -1,5 +1,6 @@
 """The serde `quant`: elements as fp8 or in four bits. `frame.py` writes the format down."""
 
+import logging
 import threading
 from collections import OrderedDict
 from typing import Any
@@ -12,7 +13,7 @@ from kvcore_quant.coder import FORMATS, decode_cells, encode_cells
 from kvcore_quant.config import QuantConfig
 from kvcore_quant.cuda import CudaCoder, CudaDevice, cells_of
 from kvcore_quant.cuts import Plan, batches, learn, ranges, rows
-from kvcore_quant.floats import KINDS, WORDS, Kind
+from kvcore_quant.floats import WORDS, Kind, kind_of
 from kvcore_quant.frame import HEADER, MAGIC, Section
 
 MAX_PLANS = 64
@@ -30,6 +31,8 @@ class QuantSerde(Serde):
 
     def __init__(self, config: QuantConfig, context: Any) -> None:
         self._format = FORMATS[config.format]
+        self._log: logging.Logger = context.log
+        self._said: set[str] = set()
         self._gpu = CudaCoder(CudaDevice(config.device)) if config.device != "cpu" else None
         self._plans: OrderedDict[ObjectLayout, tuple[int, Plan | None]] = OrderedDict()
         self._lock = threading.Lock()
@@ -41,8 +44,10 @@ class QuantSerde(Serde):
 
     def encode(self, source: memoryview, layout: ObjectLayout) -> memoryview:
         """See `Serde.encode`. What is not the payload of `layout`, or not of a known float, is kept as it is."""
-        kind = KINDS.get(layout.dtype.removeprefix("torch."))
-        if kind is not None and kind.width == layout.element_bytes and len(source) == layout.nbytes and len(source):
+        kind = kind_of(layout.dtype, layout.element_bytes)
+        if kind is None:
+            self._say(f"KV of {layout.dtype}, {layout.element_bytes} bytes an element, is kept as it is")
+        elif len(source) == layout.nbytes and len(source):
             payload = np.frombuffer(source, np.uint8)
             plan = self._plan(payload, layout, kind)
             tables = [np.broadcast_to(table, (layout.ranks, *table.shape)) for table in plan.tables]
@@ -77,9 +82,7 @@ class QuantSerde(Serde):
             if section.cut is None:
                 array, where, stored = _plain(section, layout, kind, payload, data)
                 array[where] = stored
-        cells = cells_of(found, self._format, layout, kind.width) if self._gpu else None
-        if self._gpu and cells is not None:
-            self._gpu.decode(self._format, kind, cells, payload, data)
+        if self._on_gpu("decode", found, layout, kind, payload, data) is not None:
             return
         scratch = _Scratch()
         for section in found:
@@ -120,10 +123,8 @@ class QuantSerde(Serde):
         encoded: Any = np.empty(found[-1].end, np.uint8)
         encoded[: len(before)] = np.frombuffer(before, np.uint8)
         coded = [section for section in found if section.cut is not None]
-        cells = cells_of(found, self._format, layout, kind.width) if self._gpu else None
-        if self._gpu and cells is not None:
-            bad = self._gpu.encode(self._format, kind, cells, payload, encoded)
-        else:
+        bad = self._on_gpu("encode", found, layout, kind, payload, encoded)
+        if bad is None:
             bad = self._encode_cells(coded, payload, layout, kind, encoded)
         if bad.any():
             first = 0
@@ -138,6 +139,27 @@ class QuantSerde(Serde):
                 array, where, stored = _plain(section, layout, kind, payload, encoded)
                 stored[:] = array[where]
         return memoryview(encoded)
+
+    def _on_gpu(
+        self, what: str, found: list[Section], layout: ObjectLayout, kind: Kind, payload: Any, data: Any
+    ) -> Any:
+        """Have a GPU encode or decode all cells, and return which of them could not be; None: it is the CPU's turn."""
+        gpu = self._gpu
+        cells = cells_of(found, self._format, layout, kind.width) if gpu else None
+        if gpu is None or cells is None:
+            return None
+        try:
+            return getattr(gpu, what)(self._format, kind, cells, payload, data)
+        except Exception as error:  # CuPy's, NVRTC's and the driver's have no common root
+            self._gpu = None
+            self._say(f"the GPU failed ({error!r}): from now on the CPU encodes and decodes")
+            return None
+
+    def _say(self, text: str) -> None:
+        """Log something, once."""
+        if text not in self._said:
+            self._said.add(text)
+            self._log.warning("serde quant: %s", text)
 
     def _encode_cells(self, coded: list[Section], payload: Any, layout: ObjectLayout, kind: Kind, encoded: Any) -> Any:
         """Encode on the CPU. Which cells of all sections, one after the other, could not be."""

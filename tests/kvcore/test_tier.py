@@ -137,10 +137,12 @@ def test_round_trip(storage: Any, chain: list[Serde]) -> None:
 
 
 def test_one_batch_is_decoded_while_the_next_is_read() -> None:
-    """Each waits for the other: that ends only when they run beside each other."""
+    """Each waits for the other: that ends only when they run beside each other, also where a storage takes one call."""
     reading, decoding = threading.Event(), threading.Event()
 
     class Slow(DictStorage):
+        preferred_concurrency = 1
+
         def load(self, items: Sequence[Item]) -> list[LoadOutcome]:
             if items[0].key == key(2):
                 reading.set()

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
 from kvcore.api import BlockingStorage, Failed, FrameError, Item, Loaded, LoadOutcome, ObjectKey, Storage
@@ -48,41 +48,50 @@ class Loader:
         self._hanging = 0
         """Calls that may still write into the payloads of loads that are over."""
 
-    async def load(self, wanted: Sequence[Transfer], held: Callable[[], bool]) -> Loads:
-        """See `Tier.load`. While a call hangs that was lent payloads, the next are not lent any."""
-        begun = time.perf_counter()
-        pages = headers(len(wanted))
-        in_place = self._direct and not self._hanging
-        try:
-            room = [self._codec.max_encoded_bytes(t.nbytes) for t in wanted]
-        except Exception as error:  # a serde's own bug
-            return Loads([Failed(f"its serde cannot say how long it encodes: {error!r}", "serde")] * len(wanted))
-        if in_place and not held():
-            return Loads([_GIVEN_UP] * len(wanted))
-        staged = [] if in_place else [self._staging.take(n) for n in room]
-        bodies: list[Payload] = (
-            [(memoryview(b)[:n],) for b, n in zip(staged, room, strict=True)] if staged else [t.payload for t in wanted]
-        )
-        items = [Item(t.key, (h, *b)) for t, h, b in zip(wanted, pages, bodies, strict=True)]
-        outcomes: list[LoadOutcome] = []
+    async def load(
+        self, wanted: Sequence[Transfer], held: Callable[[], bool], turn: AbstractAsyncContextManager[None]
+    ) -> Loads:
+        """See `Tier.load`. While a call hangs that was lent payloads, the next are not lent any.
 
-        def check(raw: Sequence[LoadOutcome]) -> None:
-            outcomes.extend(self._decode(wanted, pages, bodies, raw))
+        Args:
+            turn: the storage is called within it; what is decoded afterwards holds up no other's.
+        """
+        async with turn:
+            begun = time.perf_counter()
+            pages = headers(len(wanted))
+            in_place = self._direct and not self._hanging
+            try:
+                room = [self._codec.max_encoded_bytes(t.nbytes) for t in wanted]
+            except Exception as error:  # a serde's own bug
+                return Loads([Failed(f"its serde cannot say how long it encodes: {error!r}", "serde")] * len(wanted))
+            if in_place and not held():
+                return Loads([_GIVEN_UP] * len(wanted))
+            staged = [] if in_place else [self._staging.take(n) for n in room]
+            bodies: list[Payload] = (
+                [(memoryview(b)[:n],) for b, n in zip(staged, room, strict=True)]
+                if staged
+                else [t.payload for t in wanted]
+            )
+            items = [Item(t.key, (h, *b)) for t, h, b in zip(wanted, pages, bodies, strict=True)]
+            outcomes: list[LoadOutcome] = []
 
-        try:
-            # Memory that is lent is checked by the thread that has read into it.
-            raw = await self._calls.load(items, check if in_place else None)
-        except DeadlineExceeded as error:
-            self._record.failed("load", len(wanted), error)
-            if not in_place or error.settled is None:  # what comes late lands in a staging buffer
-                return Loads([Failed(str(error), "timeout")] * len(wanted))
-            self._hanging += 1
-            error.settled.add_done_callback(self._settled)
-            return Loads([Failed(str(error), "timeout")] * len(wanted), error.settled)
-        except Exception as error:
-            self._record.failed("load", len(wanted), error)
-            return Loads([Failed(str(error))] * len(wanted))
-        self._record.answered("load", raw, time.perf_counter() - begun)
+            def check(raw: Sequence[LoadOutcome]) -> None:
+                outcomes.extend(self._decode(wanted, pages, bodies, raw))
+
+            try:
+                # Memory that is lent is checked by the thread that has read into it.
+                raw = await self._calls.load(items, check if in_place else None)
+            except DeadlineExceeded as error:
+                self._record.failed("load", len(wanted), error)
+                if not in_place or error.settled is None:  # what comes late lands in a staging buffer
+                    return Loads([Failed(str(error), "timeout")] * len(wanted))
+                self._hanging += 1
+                error.settled.add_done_callback(self._settled)
+                return Loads([Failed(str(error), "timeout")] * len(wanted), error.settled)
+            except Exception as error:
+                self._record.failed("load", len(wanted), error)
+                return Loads([Failed(str(error))] * len(wanted))
+            self._record.answered("load", raw, time.perf_counter() - begun)
         if not (in_place or held()):
             return Loads([_GIVEN_UP] * len(wanted))
         if not outcomes:

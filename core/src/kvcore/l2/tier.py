@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 from kvcore.api import BlockingStorage, Entry, Failed, ObjectKey, Storage, StorageUnavailable, Usage
@@ -32,6 +32,10 @@ _QUIET, _QUIET_S = 3, 0.01
 _WORTH_BYTES = 1 << 20
 _PROBE = [ObjectKey(bytes(16), bytes(32), 0)]
 """A key that nobody stores."""
+
+
+class _NotUsable(Exception):
+    """The tier is not to be asked any more."""
 
 
 class Tier:
@@ -84,6 +88,7 @@ class Tier:
         self._opening: asyncio.Task[None] | None = None
         self._metrics = metrics
         self._slots = Turns(max(1, storage.preferred_concurrency))
+        self._loads = Turns(2 * max(1, storage.preferred_concurrency))  # some are read while others are decoded
         self._always = always
         self._speed = LoadSpeed()
         self.breaker = Breaker(self._changed)
@@ -164,6 +169,14 @@ class Tier:
         finally:
             self._calling -= 1
 
+    @asynccontextmanager
+    async def _turn(self, who: bytes) -> AsyncIterator[None]:
+        """One of the calls that the storage takes at once. Raises `_NotUsable`: the breaker may open while it waits."""
+        async with self._slots.turn(who):
+            if not self.usable:
+                raise _NotUsable
+            yield
+
     async def close(self) -> None:
         """Close the storage; a fault is logged."""
         self._closed = True
@@ -218,8 +231,12 @@ class Tier:
         if not wanted or not self.usable:
             return down
         with self._call():
-            async with self._slots.turn(wanted[0].key.namespace):  # the breaker may open while this waits
-                return await self._loader.load(wanted, held) if self.usable else down
+            who = wanted[0].key.namespace
+            async with self._loads.turn(who):
+                try:
+                    return await self._loader.load(wanted, held, self._turn(who))
+                except _NotUsable:
+                    return down
 
     async def store(self, given: Sequence[Transfer], held: Callable[[], bool] = lambda: True) -> Stores:
         """Encode objects and write them.

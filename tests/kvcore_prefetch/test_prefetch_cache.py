@@ -117,7 +117,9 @@ def test_users_who_come_back_find_their_conversations_in_l1(engine: CacheEngine)
     deadline = begun + 2 * SOON_S
     found: list[dict[str, int]] = []
     for at, keys in turns:
-        while time.monotonic() < begun + at:
+        for n in itertools.count():
+            if n >= 2 and time.monotonic() >= begun + at:  # on a slow machine they come back later, not too soon
+                break
             ask(engine, space, hashes(12, 10**6 + 12 * next(documents)))
             time.sleep(0.1)
         found.append(ask(engine, space, keys))

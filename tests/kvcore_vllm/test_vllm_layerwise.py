@@ -381,6 +381,7 @@ def test_each_group_has_its_own_layers(monkeypatch: pytest.MonkeyPatch, beside: 
     assert worker.reports()["saves"] == {6: True}
     assert all(stored(worker, 8192 * g, NAMES[g::3]) for g in range(3))
     assert len(worker.calls) == 12
+    assert worker.half._counts["kvcore_save_bytes_total"] == 12 * 2 * SIZE  # each once
     worker.half.shutdown()
     worker.arena.close()
 

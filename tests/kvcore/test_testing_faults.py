@@ -1,13 +1,13 @@
 """The suites of serdes, eviction policies and key generators catch broken ones, and say what is wrong."""
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import pytest
 
 from kvcore.api import EvictionPolicy, KeyGenerator, KeySource, ObjectLayout, Serde, SerdeError
-from kvcore.builtin.eviction_lru import LruPolicy
 from kvcore.builtin.keys_tokens import TokenKeys
 from kvcore.builtin.raw import RawSerde
 from kvcore.testing import EvictionConformance, KeyGeneratorConformance, SerdeConformance
@@ -150,9 +150,40 @@ def test_lossy_serde_is_judged_by_its_author() -> None:
 # -- eviction policies -----------------------------------------------------------------------------------------------
 
 
-class Lru(LruPolicy):
+class Lru(EvictionPolicy):
+    """A right one, in which it is easy to be wrong: key by key."""
+
     def __init__(self) -> None:
-        super().__init__(None, None)
+        self._entries: OrderedDict[Hashable, int] = OrderedDict()
+
+    def insert(self, keys: Sequence[Hashable], sizes: Sequence[int]) -> None:
+        for key, size in zip(keys, sizes, strict=True):
+            self._entries.pop(key, None)
+            self._entries[key] = size
+
+    def touch(self, keys: Sequence[Hashable]) -> None:
+        for key in keys:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+
+    def remove(self, keys: Sequence[Hashable]) -> None:
+        for key in keys:
+            self._entries.pop(key, None)
+
+    def evict(self, nbytes: int, pinned: Callable[[Hashable], bool]) -> list[Hashable]:
+        victims: list[Hashable] = []
+        for key in self._entries:
+            if nbytes <= 0:
+                break
+            if not pinned(key):
+                victims.append(key)
+                nbytes -= self._entries[key]
+        for key in victims:
+            del self._entries[key]
+        return victims
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
 
 class EvictsPinned(Lru):

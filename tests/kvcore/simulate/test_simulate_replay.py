@@ -138,7 +138,7 @@ FAULTS = {
     "evict raised KeyError": ("evict", fails),
     "evict returned a NoneType, not a list": ("evict", lambda *args: None),
     "evict named 1 keys that are not resident": ("evict", lambda *args: ["nobody"]),
-    "evict named a key twice": ("evict", lambda self, *args: [next(iter(self._entries))] * 2),
+    "evict named a key twice": ("evict", lambda self, *args: [next(iter(self._batch_of))] * 2),
     "evict freed too little": ("evict", lambda *args: []),
 }
 

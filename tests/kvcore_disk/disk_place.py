@@ -54,7 +54,10 @@ def files(root: Path) -> dict[str, int]:
             path = f"{folder}/{name}"
             if path.startswith(f"{root}/{CONTROL}/") and not path.startswith(f"{root}/{CONTROL}/writing/"):
                 continue
-            status = os.stat(path, follow_symlinks=False)
+            try:
+                status = os.stat(path, follow_symlinks=False)
+            except FileNotFoundError:  # an unfinished write that was cleaned up since
+                continue
             found[path] = max(occupied(status.st_size), status.st_blocks * 512)
     return found
 

@@ -1,7 +1,6 @@
 """Through the core: a tier that encrypts, and what somebody with access to its folder does."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -108,10 +107,33 @@ def test_plain_frames_are_not_copied_into_it(tmp_path: Path, capsys: pytest.Capt
     assert told["objects"]["failed"] == CHUNKS
     assert "copied" not in told["objects"] or told["objects"]["copied"] == 0
     assert "not encoded by aesgcm/1" in json.dumps(told["named"])
-    shutil.rmtree(tmp_path / "disk")
-    filled(tmp_path)  # sealed now: these may be copied
-    assert main(["store", "cp", "--json", "--config", str(config), "plain", "other"]) == 0
-    assert json.loads(capsys.readouterr().out)["objects"]["copied"] == CHUNKS
+
+
+def test_only_what_its_keys_read_is_copied_into_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path)
+    monkeypatch.setenv("KV_AT_REST_2", "2b" * 32)
+    config = tmp_path / "two.yaml"
+    tier = "  - {name: %s, storage: {plugin: disk, path: '" + str(tmp_path) + "/%s'}%s}\n"
+    config.write_text(
+        "l2:\n"
+        + tier % ("here", "disk", SEALED)
+        + tier % ("same", "same", SEALED)
+        + tier % ("key", "key", SEALED.replace("AT_REST_1", "AT_REST_2"))
+        + tier % ("id", "id", SEALED.replace("k1", "k2"))
+        + tier % ("plain", "plain", "")
+    )
+    for to, copied, said in (
+        ("same", CHUNKS, ""),
+        ("key", 0, "changed since it was encrypted"),
+        ("id", 0, "encrypted with key 'k1'"),
+        ("plain", 0, "encoded by aesgcm/1, which TO has not"),
+    ):
+        assert main(["store", "cp", "--json", "--config", str(config), "here", to]) == (0 if copied else 1)
+        told = json.loads(capsys.readouterr().out)
+        assert told["objects"].get("copied", 0) == copied
+        assert said in json.dumps(told["named"])
 
 
 def test_a_tier_without_the_serde_is_given_nothing(tmp_path: Path) -> None:

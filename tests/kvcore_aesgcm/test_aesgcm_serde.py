@@ -186,11 +186,13 @@ def test_another_key_under_the_same_id(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "said"),
     [
         ({"keys": {}}, "at least 1"),
-        ({"keys": {"a b": "env:X"}}, "not a key id"),
+        ({"keys": {"a b": "env:X"}}, "the id of key 1 is none"),
+        ({"keys": {"f" * 64: "env:X"}}, "the id of key 1 is none"),
+        ({"keys": {"k": "env:" + "f" * 64}}, "write env:NAME or file:PATH"),
         ({"keys": {"k": "0" * 64}}, "write env:NAME or file:PATH"),
         ({"keys": {"k": "env:KVCORE_KEY"}}, "options of kvcore; name it otherwise"),
         ({"keys": {"a": "env:X", "b": "env:Y"}}, "name the one of a, b that encrypts"),
-        ({"keys": {"a": "env:X"}, "key": "b"}, "'b' is not one of the keys a"),
+        ({"keys": {"a": "env:X"}, "key": "b"}, "is not the id of one of the keys, which are a"),
     ],
 )
 def test_options_that_are_refused(options: dict[str, Any], said: str) -> None:
@@ -215,3 +217,37 @@ def test_keys_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "holds" in fault(f"file:{tmp_path}/binary")
     (tmp_path / "good").write_text(secrets.token_hex(32).upper() + "\n")
     AesGcmSerde(AesGcmConfig(keys={"k": f"file:{tmp_path}/good"}), Context())
+
+
+def test_what_is_no_file_of_a_key_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(1 << 40)
+    for name, said in (("fifo", "not a regular file"), ("huge", "64 hexadecimal"), ("", "not a regular file")):
+        with pytest.raises(ConfigError, match=said):
+            AesGcmSerde(AesGcmConfig(keys={"k": f"file:{tmp_path}/{name}"}), Context())
+
+
+def test_a_refused_object_leaves_nothing_of_itself() -> None:
+    encoded = serde(1).bound(b"one").encode(memoryview(DATA), LAYOUT)
+    into = bytearray(len(DATA))
+    with pytest.raises(SerdeError):
+        serde(1).bound(b"other").decode(encoded, memoryview(into), LAYOUT)
+    assert not any(into)
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["key: SECRET, keys: {a: 'env:X'}", "keys: SECRET", "keys: {SECRET: 'env:X'}", "keys: {a: 'env:SECRET'}",
+     "keyz: SECRET", "keys: {a: SECRET}", "keys: {a: 'env:X', b: [SECRET]}"],
+)  # fmt: skip
+def test_a_key_in_the_wrong_place_is_not_repeated(options: str, tmp_path: Path) -> None:
+    from kvcore.config import load_config
+    from kvcore.plugins import Registry
+
+    secret = secrets.token_hex(32)
+    config = tmp_path / "kvcore.yaml"
+    config.write_text(f"l2: [{{storage: memory, serde: [{{plugin: aesgcm, {options.replace('SECRET', secret)}}}]}}]\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(str(config), registry=Registry())
+    assert secret not in str(caught.value)

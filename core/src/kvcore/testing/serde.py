@@ -145,6 +145,20 @@ class SerdeConformance:
 
         run()
 
+    def test_what_is_sealed_is_taken_as_it_is_or_not_at_all(self) -> None:
+        """A sealing serde refuses what was changed by a bit, and what was sealed for another object."""
+        serde, layout = self.make_serde(), LAYOUTS["bf16"]
+        if not serde.sealing:
+            pytest.skip("does not apply: the serde does not seal")
+        data = payloads(3000)["like bf16"]
+        encoded = bytes(serde.bound(b"one object").encode(memoryview(data), layout))
+        self.decode(serde.bound(b"one object"), encoded, data, layout, what="a sealed object")
+        self.refuse(serde.bound(b"another one"), encoded, 3000, layout, what="an object under another's name")
+        self.refuse(serde, encoded, 3000, layout, what="an object under no name")
+        for at in {*range(0, len(encoded), 97), len(encoded) - 1}:
+            changed = encoded[:at] + bytes([encoded[at] ^ 1]) + encoded[at + 1 :]
+            self.refuse(serde.bound(b"one object"), changed, 3000, layout, what=f"a change of byte {at}")
+
     def test_several_threads(self) -> None:
         """One serde serves several threads at once."""
         serde, layout = self.make_serde(), LAYOUTS["bf16"]

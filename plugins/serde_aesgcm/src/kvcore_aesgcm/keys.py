@@ -2,11 +2,13 @@
 
 import os
 import re
+import stat
 from pathlib import Path
 
 from kvcore.api import ConfigError
 
 _HEX = re.compile(r"[0-9A-Fa-f]{64}")
+_MOST = 4096
 
 
 def read_key(name: str, source: str) -> bytes:
@@ -18,9 +20,9 @@ def read_key(name: str, source: str) -> bytes:
             raise ConfigError(f"key {name!r}: the environment variable {place} is not set")
     else:
         try:
-            text = Path(place).expanduser().read_text("ascii", "replace")
-        except OSError as error:
-            raise ConfigError(f"key {name!r}: {place} cannot be read ({error.strerror})") from None
+            text = _read(place)
+        except (OSError, RuntimeError, ValueError) as error:  # also `~nobody` and a NUL in the name
+            raise ConfigError(f"key {name!r}: {place} cannot be read ({getattr(error, 'strerror', error)})") from None
     text = text.strip()
     if not _HEX.fullmatch(text):
         raise ConfigError(
@@ -28,3 +30,14 @@ def read_key(name: str, source: str) -> bytes:
             "`openssl rand -hex 32` makes"
         )
     return bytes.fromhex(text)
+
+
+def _read(place: str) -> str:
+    """The beginning of a regular file; nothing else is waited for or read without end."""
+    file = os.open(Path(place).expanduser(), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise ValueError("not a regular file")
+        return os.read(file, _MOST).decode("ascii", "replace")
+    finally:
+        os.close(file)

@@ -44,7 +44,7 @@ class AesGcmSerde(Serde):
 
     def __init__(self, config: AesGcmConfig, context: Any) -> None:
         """Raises `ConfigError` for a key that cannot be had."""
-        self._keys = {name: read_key(name, source) for name, source in config.keys.items()}
+        self._keys = {name: read_key(name, source.get_secret_value()) for name, source in config.keys.items()}
         self._current = config.current
         self._context = b""
 
@@ -90,6 +90,7 @@ class AesGcmSerde(Serde):
         try:
             cipher.finalize()
         except InvalidTag:
+            into[:] = bytes(len(into))  # it is somebody's, and not known to be the caller's
             raise SerdeError("changed since it was encrypted, or another object's") from None
 
     def max_encoded_bytes(self, nbytes: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 from kvcore.api import ConfigError, Entry, Failed, KVCoreError, ObjectKey, format_size
 from kvcore.cli.progress import Progress
 from kvcore.cli.store.opened import Source, chosen, opened
+from kvcore.cli.store.seals import Seals
 from kvcore.cli.store.tally import Tally
 from kvcore.cli.store.walk import GiveUp, each_batch, entries_of
 from kvcore.l2.frames import Frames
@@ -30,7 +31,12 @@ async def copy(args: argparse.Namespace, source: Source, target: Source) -> dict
             ):
                 if text := await _eviction(here, there):
                     progress.warn(text)
-                seals = {s.tag for s in (target.registry.create("serde", c) for c in to_tier.serde) if s.sealing}
+                seals = Seals(
+                    *(
+                        [at.registry.create("serde", spec) for spec in tier.serde]
+                        for at, tier in ((source, from_tier), (target, to_tier))
+                    )
+                )
                 await _Copy(here, there, tally, seals, dry_run=args.dry_run).run(args.namespace)
             result["ok"] = not (tally["corrupt"] or tally["failed"])
             tally.show(f"{args.source} to {args.target}", dry_run=args.dry_run)
@@ -57,13 +63,10 @@ async def _eviction(here: Frames, there: Frames) -> str | None:
     )
 
 
-_ALL = "all of TO's objects are; frames are copied as they are"
-
-
 class _Copy:
     """One run."""
 
-    def __init__(self, here: Frames, there: Frames, tally: Tally, seals: set[str], *, dry_run: bool) -> None:
+    def __init__(self, here: Frames, there: Frames, tally: Tally, seals: Seals, *, dry_run: bool) -> None:
         self._here, self._there = here, there
         self._seals = seals
         self._tally = tally
@@ -99,8 +102,8 @@ class _Copy:
             for found in batch.found:
                 if found.state != "whole":
                     continue
-                if missing := self._seals.difference(found.tags):
-                    self._failed(found.key, found.nbytes, f"not encoded by {', '.join(missing)}, as {_ALL}")
+                if fault := self._seals.fault(found):
+                    self._failed(found.key, found.nbytes, fault)
                 else:
                     whole.append(found)
             if not whole:

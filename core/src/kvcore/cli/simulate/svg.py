@@ -2,22 +2,14 @@
 
 from xml.sax.saxutils import escape
 
+from kvcore.cli.picture import opening
 from kvcore.cli.simulate.plot import nice_top, positions
 from kvcore.cli.simulate.simulation import OPTIMUM, Simulation
 
 WIDTH, HEIGHT = 760, 440
 LEFT, TOP, RIGHT, BOTTOM = 56, 52, 150, 56
 _COLOURS = ("#0b84c4", "#d9730d", "#b3479b", "#2e9e6b", "#c0392b", "#7d6bd0", "#8a7a1f", "#3aa6a6")
-_STYLE = """
-  svg { color: #24292f; font: 13px system-ui, sans-serif; }
-  text { fill: currentColor; }
-  .paper { fill: #fff; }
-  @media (prefers-color-scheme: dark) { svg { color: #d8dee6; } .paper { fill: #15191f; } }
-  .faint { fill-opacity: .65; }
-  .grid { stroke: currentColor; stroke-opacity: .15; }
-  .curve { fill: none; stroke-width: 2; stroke-linejoin: round; }
-  .optimum { stroke: currentColor; stroke-dasharray: 6 4; }
-"""
+_STYLE = "  .optimum { stroke: currentColor; stroke-dasharray: 6 4; }\n"
 
 
 def svg(result: Simulation) -> str:
@@ -28,10 +20,7 @@ def svg(result: Simulation) -> str:
     xs = [LEFT + x / 1000 * (right - LEFT) for x in positions(capacities, 1000)]
     ends: list[tuple[float, str, str]] = []
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        'role="img">',
-        f"<style>{_STYLE}</style>",
-        f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}"/>',
+        *opening(WIDTH, HEIGHT, _STYLE),
         f'<text x="{LEFT}" y="24" font-size="15" font-weight="600">Hit rate against capacity</text>',
         f'<text x="{LEFT}" y="42" class="faint">{escape(result.trace.name)}: {len(result.trace.ends):,} requests, '
         f"{result.trace.input_tokens:,} tokens</text>",

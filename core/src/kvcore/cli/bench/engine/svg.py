@@ -7,22 +7,14 @@ from xml.sax.saxutils import escape
 
 from kvcore.cli.bench.engine.measuring import Outcome
 from kvcore.cli.bench.engine.summary import Result
+from kvcore.cli.picture import opening
 
 WIDTH, HEIGHT = 900, 420
 TOP, BOTTOM = 74, 54
 PANELS = ((56, 400), (476, 820))
 """Left and right edge of each."""
 _COLOURS = ("#6b7280", "#0b84c4", "#d9730d", "#b3479b", "#2e9e6b", "#c0392b", "#7d6bd0", "#8a7a1f")
-_STYLE = """
-  svg { color: #24292f; font: 13px system-ui, sans-serif; }
-  text { fill: currentColor; }
-  .paper { fill: #fff; }
-  @media (prefers-color-scheme: dark) { svg { color: #d8dee6; } .paper { fill: #15191f; } }
-  .faint { fill-opacity: .65; }
-  .grid { stroke: currentColor; stroke-opacity: .15; }
-  .curve { fill: none; stroke-width: 2; stroke-linejoin: round; }
-  .first { stroke-dasharray: 5 4; stroke-opacity: .6; }
-"""
+_STYLE = "  .first { stroke-dasharray: 5 4; stroke-opacity: .6; }\n"
 _MOST_POINTS = 200
 
 Curve = tuple[str, str, Sequence[float]]
@@ -34,10 +26,7 @@ def svg(outcome: Outcome) -> str:
     ttft, itl = _curves(outcome.results)
     workload = ", ".join(f"{k} {v}" for k, v in outcome.workload.described().items() if k != "name")
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        'role="img">',
-        f"<style>{_STYLE}</style>",
-        f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}"/>',
+        *opening(WIDTH, HEIGHT, _STYLE),
         f'<text x="{PANELS[0][0]}" y="22" font-size="15" font-weight="600">{escape(outcome.workload.name)}</text>',
         f'<text x="{PANELS[0][0]}" y="40" class="faint">{escape(workload)}</text>',
         *_panel(PANELS[0], "time to the first token (dashed: asked for the first time)", ttft),

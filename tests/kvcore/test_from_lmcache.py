@@ -1,6 +1,7 @@
 """`kvcore config from-lmcache`: nothing is lost without a word, and what comes out is accepted."""
 
 import json
+import os
 import random
 import shlex
 from pathlib import Path
@@ -15,14 +16,13 @@ from kvcore.config import load_config
 from kvcore.plugins import Registry
 
 Lines = list[dict[str, str]]
+DEEP = "[" * 3000 + "]" * 3000
 PAGES = yaml.safe_load((Path(__file__).parent / "lmcache_pages.yaml").read_text())
 """What stands in LMCache's documentation."""
 
 
 @pytest.fixture(autouse=True)
 def no_lmcache_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     for name in list(os.environ):
         if name.startswith("LMCACHE_"):
             monkeypatch.delenv(name)
@@ -241,6 +241,10 @@ def test_on_stdout_the_yaml_is_alone(tmp_path: Path, capsys: pytest.CaptureFixtu
         (None, ("--", "lmcache", "server"), "no flag in"),
         (None, ("--", "lmcache", "server", "--l2-adapter", '{"password": "hunter2"'), "--l2-adapter is no JSON"),
         (None, ("--env", "--", "lmcache", "server", "--port", "1"), "Leave --env out"),
+        (None, ("--", "lmcache", "server", "--l2-adapter", DEEP), "--l2-adapter is nested deeper than 32 levels"),
+        (None, ("--", "lmcache", "server", "--l2-adapter", DEEP[2950:3050]), "--l2-adapter is nested deeper than 32"),
+        (None, ("--", "vllm", "serve", "M", "--kv-transfer-config", DEEP), "--kv-transfer-config is nested deeper"),
+        (None, ("--", "TOKEN=hunter2", "vllm", "serve", "M"), "no flag in this command line"),
     ],
 )
 def test_what_is_refused(
@@ -431,3 +435,106 @@ def test_what_to_start_for_a_server(tmp_path: Path, capsys: pytest.CaptureFixtur
         f"Then: kvcore serve --config {out}",
         f"Then: kvcore run vllm --config {out} --role decode -- serve M",
     ]
+
+
+@pytest.mark.parametrize("number", ["1e308", "1e30"])
+def test_a_size_that_no_machine_has(number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "lmcache.yaml"
+    file.write_text(f"max_local_cpu_size: {number}\nlocal_disk: /cache\nmax_local_disk_size: {number}\n")
+    for words in ([str(file)], ["--", "lmcache", "server", "--l1-size-gb", number]):
+        config, lines = converted(capsys, *words)
+        assert config["l1"] == {"size": "auto"}
+        (told,) = [line for line in lines if "l1.size" in line["became"]]
+        assert (told["verdict"], told["why"]) == ("changed", "not a size above 0 that kvcore takes")
+        accepted(config, tmp_path, capsys)
+
+
+@pytest.mark.parametrize(
+    ("url", "storage"),
+    [
+        ("redis-sentinel://user:hunter2@a:1,b:2/mymaster?password=hunter2",
+         {"url": "redis://a:1,b:2", "password_env": "REDIS_PASSWORD", "username": "user",
+          "sentinel_master": "mymaster"}),
+        ("redis://a:1/2?password=hunter2", {"url": "redis://a:1/2"}),
+        ("rediss://a/x#hunter2", {"url": "rediss://a"}),
+        ("unix:///run/a.sock?password=hunter2", {"url": "unix:///run/a.sock"}),
+        ("redis://[::1]:1?password=hunter2@hunter2", {"url": "redis://HOST:6379"}),  # or is it a password with a `?`
+        ("redis://me:1?hunter2@a", {"url": "redis://HOST:6379"}),
+        ("redis://", {"url": "redis://HOST:6379"}),
+    ],
+)  # fmt: skip
+def test_a_url_of_redis(url: str, storage: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is behind its servers may be a password: it gets into neither the report nor the file (`converted`)."""
+    file = tmp_path / "lmcache.yaml"
+    file.write_text(f'remote_url: "{url}"\n')
+    config, lines = converted(capsys, str(file))
+    assert config["l2"] == [{"storage": {"plugin": "redis", **storage}}]
+    assert any("password_env" in line["why"] for line in lines if line["verdict"] == "left out") == ("hunter2" in url)
+    accepted(config, tmp_path, capsys)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "extra_config: {encryption_key: hunter2, list: [{secret: hunter2}], deep: {authToken: {a: hunter2}}}",
+        'extra_config: {redis_pass: hunter2, x: \'{"api-key": "hunter2"}\', y: \'a={"b": hunter2\'}',
+        "extra_config: 'password: hunter2'",
+        "remote_url: s3://me:hunter2@bucket",
+        "remote_url: azure://host/?sig=hunter2",
+        "extra_config: {enable_nixl_storage: true, nixl_backend: OBJ, nixl_backend_params: {bucket: b, "
+        "endpoint_override: 'https://me:hunter2@host', session_token: hunter2}}",
+        "apiVersion: lmcache.lmcache.ai/v1alpha1\nkind: LMCacheEngine\nspec: {env: [{name: HF_TOKEN, value: hunter2}]}",
+    ],
+)
+def test_secrets(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`converted` looks for them; what is none is shown."""
+    file = tmp_path / "lmcache.yaml"
+    file.write_text(text)
+    config, _ = converted(capsys, str(file))
+    accepted(config, tmp_path, capsys)
+
+
+def test_secrets_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    adapter = '{"type": "unheard", "auth": "Bearer hunter2", "key_prefix": "kv", "tokens": 7}'
+    plugin = ["--runtime-plugin-config", '{"token": "hunter2"}']
+    _, lines = converted(capsys, "--", "lmcache", "server", "--l2-adapter", adapter, *plugin)
+    shown = {line["setting"] for line in lines}
+    assert {"auth: ***", "key_prefix: kv", "runtime-plugin-config: {'token': '***'}"} <= shown
+
+
+def test_an_extra_config_that_is_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("LMCACHE_EXTRA_CONFIG", '{"password":"hunter2"')
+    _, lines = converted(capsys, "--env")
+    (left,) = [line for line in lines if line["verdict"] == "left out"]
+    assert (left["setting"], left["why"]) == ("extra_config: ...", "no mapping that can be read")
+
+
+def test_files_that_may_have_no_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """But what a shell's `|` and `<()` hand over is read."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (str(pipe), "/dev/zero"):
+        assert run(["config", "from-lmcache", path]) == 1
+        assert f"{path} is no regular file" in capsys.readouterr().err
+    end, start = os.pipe()
+    with open(start, "w") as out:
+        out.write("chunk_size: 256\n")
+    config, _ = converted(capsys, f"/dev/fd/{end}")
+    os.close(end)
+    assert config["chunk_tokens"] == 256
+
+
+@pytest.mark.parametrize(
+    ("words", "source"),
+    [
+        (["lmcache", "server", "--l1-size-gb", "4"], "a server's flags"),
+        (["vllm", "serve", "M", "--kv-transfer-config", '{"kv_connector": "LMCacheMPConnector"}'],
+         "an engine's command line"),
+        (["LMCACHE_REMOTE_URL=redis://:hunter2@a", "vllm", "serve"], "an engine's command line"),
+    ],
+)  # fmt: skip
+def test_what_a_file_is_made_from(words: list[str], source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "from-lmcache", "--", *words]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"# Made by `kvcore config from-lmcache` from {source}.\n")
+    assert "hunter2" not in out

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """
     found, draft = _convert(args)
     read = found.all()
-    text = _yaml(draft, " ".join(args.source) or "the environment")
+    text = _yaml(draft, _source(args.source, found))
     order = {setting.place: i for i, setting in reversed(list(enumerate(read)))}
     lines = sorted(draft.lines, key=lambda line: _rank(line.setting.place.partition("[")[0], order))
     if args.out:
@@ -102,7 +102,7 @@ def _in_engine(setting: Setting) -> bool:
 
 def _read(args: argparse.Namespace) -> Found:
     given = args.source
-    if len(given) > 1 or (given and given[0].lstrip().startswith(("-", "lmcache "))):
+    if _is_command(given):
         return _from_words(given, env=args.env)
     file = given[0] if given else os.environ.get(sources.FILE) if args.env else None
     if file is None and not args.env:
@@ -111,6 +111,10 @@ def _read(args: argparse.Namespace) -> Found:
     if args.env:
         _over(found, sources.from_environment(os.environ), "the environment says otherwise")
     return found
+
+
+def _is_command(given: Sequence[str]) -> bool:
+    return len(given) > 1 or (len(given) == 1 and given[0].lstrip().startswith(("-", "lmcache ")))
 
 
 def _from_file(path: str) -> Found:
@@ -132,7 +136,7 @@ def _from_words(given: Sequence[str], *, env: bool) -> Found:
         own, found.engine = found.engine, _from_file(file.text).engine
         _over(found, own, "the command line says otherwise")
     if not found.all():
-        raise ConfigError(f"no flag in {' '.join(given)!r}: give the command line of LMCache's server")
+        raise ConfigError("no flag in this command line is LMCache's: give that of its server, or of an engine with it")
     return found
 
 
@@ -161,12 +165,14 @@ def _warnings(draft: Draft, found: Found) -> list[str]:
 def _yaml(draft: Draft, source: str) -> str:
     values = draft.ordered()
     body = yaml.safe_dump(values, sort_keys=False, default_flow_style=False, allow_unicode=True, width=120)
-    return f"# Made by `kvcore config from-lmcache` from {_first(source)}.\n{body}"
+    return f"# Made by `kvcore config from-lmcache` from {source}.\n{body}"
 
 
-def _first(text: str) -> str:
-    """On one line, and without an adapter's secrets."""
-    return "a server's flags" if len(text.split()) > 3 else text.splitlines()[0]
+def _source(given: Sequence[str], found: Found) -> str:
+    """On one line, and without a command line's secrets."""
+    if _is_command(given):
+        return "a server's flags" if found.server and not found.connector else "an engine's command line"
+    return given[0].splitlines()[0] if given else "the environment"
 
 
 def _write(path: str, text: str) -> None:

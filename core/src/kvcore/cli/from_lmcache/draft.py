@@ -6,12 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from kvcore.config.tree import MAX_INT
+from kvcore.config.yaml_file import read_text
+
 Verdict = Literal["kept", "changed", "left out"]
 GIB = 1 << 30
 _SECRET = re.compile(
-    r"password|secret|access_key|api_key|account_key|sas_token|connection_string|(\A|[._])token\Z", re.IGNORECASE
+    r"passw|passphrase|secret|credential|authorization|connection_string|(api|access|account)key"
+    r"|(?<![a-z])(auth|key|keys|pass|pwd|token)(?![a-z])(?!_prefix)|(\A|\.)tokens\Z"
 )
-_LOGIN = re.compile(r"(://[^/@\s]*:)[^/@\s]+@")
+_BRACKETS = re.compile(r"\A\s*[\[{]|\{\s*[\"']")
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_URL = (  # a `?` before an `@` may be part of the password, or the `@` one of the query
+    (re.compile(r"://\S*[?#]\S*@\S*"), "://***"),
+    (re.compile(r"(://[^?#\s]*)[?#]\S+"), r"\1?***"),
+    (re.compile(r"(://[^:@\s]*:)\S+@"), r"\1***@"),
+)
 _ORDER = ("l1", "chunk_tokens", "lookup_timeout", "server", "l2", "plugins", "metrics_port", "log_level")
 
 
@@ -102,6 +112,9 @@ class Draft:
         return {name: self.values[name] for name in _ORDER if name in self.values}
 
     def _set(self, setting: Setting, verdict: Verdict, path: str, value: Any, why: str) -> None:
+        if isinstance(value, str) and _url(value) != value:
+            self.leave(setting, f"{path} may hold no login and no query: secrets stay out of the file")
+            return
         self.put(path, value)
         shown = str(value).lower() if isinstance(value, bool) else str(value)
         self.lines.append(Line(setting, verdict, f"{path}: {shown}", why))
@@ -119,16 +132,16 @@ def size(nbytes: float) -> str:
 def gib(value: Any) -> str | None:
     """A number of GiB, which LMCache calls GB, as a size; None when it is no number above 0."""
     number = as_number(value)
-    return size(number * GIB) if number is not None and number > 0 else None
+    return size(number * GIB) if number is not None and 0 < number <= MAX_INT / GIB else None
 
 
 def as_number(value: Any) -> float | None:
-    """A number, also when it was written as text; no infinite one."""
+    """A number, also when it was written as text; none that kvcore has no room for."""
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= MAX_INT else None
 
 
 def yes(value: Any) -> bool:
@@ -136,7 +149,40 @@ def yes(value: Any) -> bool:
     return value is True or str(value).lower() in ("true", "1", "yes", "on")
 
 
+def is_secret(name: str) -> bool:
+    """Whether what has this name may be one: `encryption_key`, `authToken`; no `chunk_tokens`."""
+    return _SECRET.search(_HUMP.sub("_", name).lower()) is not None
+
+
+def parsed(text: str) -> Any:
+    """What YAML or JSON, which begins with a bracket, says. `...` when it says nothing: it may hold a secret."""
+    tree, faults = read_text(f"value: {text}", "")
+    return "..." if faults else tree.value["value"]
+
+
 def _masked(name: str, value: Any) -> Any:
+    if value is None or isinstance(value, bool) or value == "":
+        return value
+    if is_secret(name):
+        return "***"
     if isinstance(value, Mapping):
-        return {key: _masked(str(key), inner) for key, inner in value.items()}
-    return "***" if _SECRET.search(name) else _LOGIN.sub(r"\1***@", str(value))
+        # A variable of a container: {name: HF_TOKEN, value: ...}
+        own = {"value": str(value["name"])} if "name" in value else {}
+        return {key: _masked(own.get(key, str(key)), inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_masked("", inner) for inner in value]
+    if not isinstance(value, str):
+        return value
+    if name == "extra_config" or _BRACKETS.search(value):
+        inside = parsed(value)
+        if not isinstance(inside, Mapping | list):
+            return "..."
+        masked = _masked("", inside)
+        return value if masked == inside else masked
+    return _url(value)
+
+
+def _url(text: str) -> str:
+    for pattern, shown in _URL:
+        text = pattern.sub(shown, text)
+    return text

@@ -104,7 +104,7 @@ def convert(settings: Iterable[Setting], draft: Draft) -> None:
     if (beside := options.take("runtime_plugin_locations")) is not None:
         programs.convert(beside, draft, served=False)
     if (empty := options.take("extra_config")) is not None:
-        draft.serves(empty, "nothing")
+        draft.leave(empty, "no mapping that can be read") if empty.value else draft.serves(empty, "nothing")
     rest = extra.rest()
     tiers = {tier["storage"]["plugin"] for tier in draft.values.get("l2", [])}
     for setting in options.rest():
@@ -132,7 +132,7 @@ def _memory(options: Options, draft: Draft) -> None:
     room = options.take("max_local_cpu_size") or Setting("default", "max_local_cpu_size", DEFAULT_L1_GIB)
     value = gib(room.value)
     if value is None:
-        draft.change(room, "l1.size", "auto", "not a size above 0")
+        draft.change(room, "l1.size", "auto", "not a size above 0 that kvcore takes")
     else:
         draft.keep(room, "l1.size", value, "LMCache takes it for each rank, kvcore for all ranks of an engine together")
     keep = options.take("local_cpu")

@@ -86,7 +86,7 @@ def _memory(options: Options, draft: Draft) -> None:
         if dax:
             draft.change(room, "l1.size", "auto", f"it was the size of {dax}. " + OTHER_MEDIA)
         elif value is None:
-            draft.change(room, "l1.size", "auto", "not a size above 0")
+            draft.change(room, "l1.size", "auto", "not a size above 0 that kvcore takes")
         else:
             draft.keep(room, "l1.size", value)
     if (policy := options.take("eviction-policy")) is not None and "eviction" not in draft.values.get("l1", {}):

@@ -1,11 +1,13 @@
 """Where LMCache's settings come from: a YAML file, the environment, or a command line; and what they are together."""
 
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from kvcore.api import ConfigError
-from kvcore.cli.from_lmcache.draft import Setting
+from kvcore.cli.from_lmcache.draft import Setting, parsed
 from kvcore.config.tree import Fault, Tree
 from kvcore.config.yaml_file import read_text, scalar, text_of
 
@@ -61,6 +63,8 @@ class Found:
 
 def read_trees(path: str) -> list[Tree]:
     """The documents of a YAML (or JSON) file, each with its lines. Raises `ConfigError`."""
+    if _is_special(path):
+        raise ConfigError(f"{path} is no regular file: give a YAML file, or /dev/stdin")
     text = text_of(path)
     if isinstance(text, Fault):
         raise ConfigError(str(text))
@@ -112,6 +116,17 @@ def over(below: list[Setting], above: list[Setting]) -> tuple[list[Setting], lis
     return [s for s in below if s.name not in names] + above, [s for s in below if s.name in names]
 
 
+def _is_special(path: str) -> bool:
+    """A device or a named pipe, which may keep its reader waiting for ever. What a shell hands over is none."""
+    if path.startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/")):
+        return False
+    try:
+        mode = Path(path).expanduser().stat().st_mode
+    except (OSError, RuntimeError, ValueError):  # reading it says why
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
 def _documents(text: str) -> list[str]:
     """A file's YAML documents, each with as many empty lines before it as there are lines."""
     lines = text.split("\n")
@@ -126,7 +141,4 @@ def _says(line: str) -> bool:
 
 
 def _plain(text: str) -> Any:
-    if not text.startswith("{"):
-        return scalar(text)
-    tree, faults = read_text(f"value: {text}", "")
-    return text if faults else tree.value["value"]
+    return parsed(text) if text.startswith("{") else scalar(text)

@@ -1,9 +1,10 @@
 """LMCache's places for KV behind host memory, as kvcore's tiers."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from kvcore.cli.from_lmcache.draft import Draft, Setting, as_number, gib, size, yes
+from kvcore.cli.from_lmcache.draft import Draft, Setting, as_number, gib, is_secret, size, yes
 
 SECRETS_ELSEWHERE = "secrets stay out of the file: set {} in the environment to it"
 OWN_PACE = "kvcore has its own way of working with this store"
@@ -88,6 +89,8 @@ def count(value: Any) -> int | None:
     return min(256, int(number)) if number is not None and number >= 1 else None
 
 
+_SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:[0-9]{1,5})?")
+
 Table = Mapping[str, tuple[str, Callable[[Any], Any]]]
 
 REDIS: Table = {
@@ -167,18 +170,25 @@ def redis(draft: Draft, where: Setting, url: str, options: Options, *, cluster: 
     """A `redis` tier, for Valkey and everything that speaks its protocol; the path of its storage."""
     path = draft.tier("redis")
     scheme, _, rest = url.partition("://")
+    rest, *query = re.split("[?#]", rest, maxsplit=1)
+    if query:
+        draft.leave(where, "what is after `?`: write it as the storage's options, a password by password_env")
     login, _, hosts = rest.rpartition("@")
+    hosts, name = _hosts(hosts, scheme, safe="@" not in "".join(query))
     secure = yes(options.value("tls_enable")) or scheme == "rediss"
     if (tls := options.take("tls_enable")) is not None:
         draft.serves(tls, f"{path}.url", "the scheme rediss://" if secure else "the scheme redis://")
     user, _, password = login.partition(":")
-    url = f"{'unix' if scheme == 'unix' else 'rediss' if secure else 'redis'}://{hosts.replace(' ', '')}"
-    if password:
+    url = f"{'unix' if scheme == 'unix' else 'rediss' if secure else 'redis'}://{hosts}"
+    if not hosts:
+        url = "redis://HOST:6379"
+        draft.change(where, f"{path}.url", url, "not the URL of a server: write yours")
+    elif password:
         draft.put(f"{path}.password_env", "REDIS_PASSWORD")
         draft.change(where, f"{path}.url", url, "the password: " + SECRETS_ELSEWHERE.format("REDIS_PASSWORD"))
     else:
         draft.keep(where, f"{path}.url", url)
-    if user:
+    if user and hosts:
         draft.put(f"{path}.username", user)
         draft.serves(where, f"{path}.username: {user}")
     mode = options.take("cluster_mode", "valkey_mode")
@@ -188,11 +198,12 @@ def redis(draft: Draft, where: Setting, url: str, options: Options, *, cluster: 
         draft.default(mode, f"{path}.cluster: false")
     elif cluster:
         draft.put(f"{path}.cluster", True)
+    if name and scheme != "redis-sentinel":
+        draft.leave(where, "what is behind the servers' `/` is no number of a database")
     if scheme == "redis-sentinel":
         why = "LMCache takes it from REDIS_SERVICE_NAME, by default redismaster: write yours"
-        draft.change(
-            Setting("default", "REDIS_SERVICE_NAME", "redismaster"), f"{path}.sentinel_master", "redismaster", why
-        )
+        master = Setting("default", "REDIS_SERVICE_NAME", "redismaster")
+        draft.change(where if name else master, f"{path}.sentinel_master", name or "redismaster", why)
     if (secret := options.take("password", "valkey_password")) is not None:
         if secret.value:
             draft.change(secret, f"{path}.password_env", "REDIS_PASSWORD", SECRETS_ELSEWHERE.format("REDIS_PASSWORD"))
@@ -204,12 +215,28 @@ def redis(draft: Draft, where: Setting, url: str, options: Options, *, cluster: 
     return path
 
 
+def _hosts(text: str, scheme: str, *, safe: bool) -> tuple[str, str]:
+    """The servers in a URL, with the database, as kvcore takes them; and a name behind them, of a Sentinel's master.
+
+    No servers where it is not sure that all of it is one: what is left may be a part of a password.
+    """
+    if scheme == "unix":
+        return (text if safe and re.fullmatch(r"/.*[^/]", text) else ""), ""
+    hosts, _, behind = text.replace(" ", "").partition("/")
+    if not safe or not all(_SERVER.fullmatch(host) for host in hosts.split(",")):
+        return "", ""
+    return (f"{hosts}/{behind}", "") if re.fullmatch("[0-9]+", behind) else (hosts, behind)
+
+
 def s3(draft: Draft, where: Setting, address: str, options: Options) -> str | None:
     """An `s3` tier; the path of its storage. `address` is `s3://bucket`, `s3://bucket.host` or a host alone.
 
     None for a directory bucket (S3 Express): no tier.
     """
     host = address.removeprefix("s3://").strip("/")
+    if re.search("[@?#]", host):
+        draft.leave(where, "a login or a query in it: secrets stay out of the file, AWS's SDK reads its variables")
+        return None
     if ".s3express-" in host or host.endswith("--x-s3"):
         draft.leave(where, "kvcore-s3 uses no directory buckets (S3 Express): give it a general purpose bucket")
         return None
@@ -300,6 +327,9 @@ def _nixl(draft: Draft, backend: Setting, known: str | None, params: Options, di
     capacity(draft, params, path)
     for setting in params.rest():
         name = setting.name.rpartition(".")[2]
+        if is_secret(name):
+            draft.leave(setting, "secrets stay out of the file: NIXL reads AWS's variables")
+            continue
         draft.keep(setting, f"{path}.params.{name}", str(setting.value), "handed to NIXL as it is")
     return path
 

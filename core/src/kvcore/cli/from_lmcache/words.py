@@ -11,6 +11,7 @@ from kvcore.api import ConfigError
 from kvcore.cli.from_lmcache.connector import ROLES
 from kvcore.cli.from_lmcache.draft import Setting
 from kvcore.cli.from_lmcache.sources import FILE, MANY, PREFIX, Found, from_environment, over
+from kvcore.config.tree import MAX_DEPTH
 from kvcore.config.yaml_file import scalar
 
 TRANSFER, SGLANG_FILE = "--kv-transfer-config", "--lmcache-config-file"
@@ -145,11 +146,26 @@ def _flag(word: Word, values: list[str]) -> Setting:
 def _json(flag: str, word: Word, like: str) -> Any:
     """The value. In a manifest, where a shell may still fill in something, text when it is none: may be a secret."""
     try:
-        return json.loads(word.text)
+        value = json.loads(word.text)
     except ValueError as e:
         if word.place:
             return "..."
         raise ConfigError(f"{flag} is no JSON ({e}): quote it as for LMCache, '{like}'") from None
+    except RecursionError:
+        deep = True
+    else:
+        deep = _is_deep(value)
+    if deep:
+        raise ConfigError(f"{flag} is nested deeper than {MAX_DEPTH} levels: write it as for LMCache, '{like}'")
+    return value
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = [v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)]
+        level = [value for values in inner for value in values]
+    return bool(level)
 
 
 # -- an engine ---------------------------------------------------------------------------------------------------------

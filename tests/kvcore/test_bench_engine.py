@@ -10,7 +10,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -149,9 +151,99 @@ def test_a_first_token_may_be_a_thought_or_have_no_text(bird: Parrot) -> None:
 
 def test_a_server_that_is_not_there(bird: Parrot) -> None:
     assert "refused" in Api(f"127.0.0.1:{free_port()}", "m").ask(HELLO, 1).error
-    for url in ("ftp://host", "http://", "http://host:port"):
-        with pytest.raises(ConfigError):
+    for url in ("ftp://host", "http://", "http://host:port", "http://[", "foo", ""):
+        with pytest.raises(ConfigError, match="write http://"):
             Api(url)
+
+
+@pytest.mark.parametrize("url", ["http://me:secret@host", "me:secret@host:1", "ftp://me:secret@h", "x=http://secret@["])
+def test_a_password_is_not_repeated(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "engine", "long-doc-qa", "--url", url]) == 1
+    assert "USER:PASSWORD@ is not taken" in (said := "".join(capsys.readouterr()))
+    assert "secret" not in said
+
+
+DONE = b"data: [DONE]\n\n"
+TOKEN = b'data: {"choices": [{"text": "a"}]}\n\n'
+
+
+@contextmanager
+def raw(*sends: bytes, then: bytes = b"", every_s: float = 0.0) -> Iterator[str]:
+    """A server that answers anything with these bytes, and then with `then` for ever, or with its end."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):
+                self.wfile.write(b"".join(sends))
+                while then:
+                    self.wfile.write(then)
+                    time.sleep(every_s)
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):
+                while then:
+                    self.wfile.write(then)
+                    time.sleep(every_s)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_an_answer_without_a_token_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with raw(DONE) as url:
+        assert "no token came" in Api(url, "m").ask(HELLO, 1).error
+        assert main(["bench", "engine", "long-doc-qa", "--url", url, "--model", "m"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "no token came" in err
+
+
+@pytest.mark.parametrize("told", ['"x"', "-1", "true", "null", "[]"])
+def test_numbers_that_are_none_were_not_told(told: str) -> None:
+    details = f'"prompt_tokens_details": {{"cached_tokens": {told}}}'
+    usage = f'data: {{"usage": {{"prompt_tokens": {told}, "completion_tokens": {told}, {details}}}}}\n\n'
+    for said in (usage, f'data: {{"usage": {told}}}\n\n'):
+        with raw(TOKEN, said.encode(), DONE) as url:
+            answer = Api(url, "m").ask(HELLO, 1)
+        assert (answer.error, answer.text) == ("", "a")
+        assert (answer.prompt, answer.output, answer.cached) == (None, None, None)
+        assert numbers([Round([done("first", answer)], 1.0)]).output == 1
+
+
+@pytest.mark.parametrize("choices", ["3", "[3]", '[{"text": 3}]', '[{"delta": "x"}]', "[" * 100_000])
+def test_events_of_another_shape_are_an_error(choices: str) -> None:
+    with raw(f'data: {{"choices": {choices}}}\n\n'.encode(), DONE) as url:
+        assert "not as the API has it" in Api(url, "m").ask(HELLO, 1).error
+
+
+def test_a_line_without_end_is_cut() -> None:
+    with raw(b"data: ", then=b"x" * 65536) as url:
+        assert "a line of the stream has more than 1 MiB" in Api(url, "m", timeout_s=60).ask(HELLO, 1).error
+
+
+@pytest.mark.parametrize("then", [b"x", TOKEN])
+def test_a_request_has_an_end(then: bytes) -> None:
+    """Also where there is always a sign."""
+    with raw(then=then, every_s=0.01) as url:
+        begun = time.monotonic()
+        assert "no whole answer within 0.5 s" in Api(url, "m", timeout_s=0.5).ask(HELLO, 1).error
+        with pytest.raises(OSError, match=r"no whole answer within 0\.5 s"):
+            Api(url).read("/metrics", 0.5)
+        assert 1.0 <= time.monotonic() - begun < 30
 
 
 # -- how it is asked ---------------------------------------------------------------------------------------------------
@@ -374,8 +466,29 @@ def vllm(tmp_path: Path, **more: Any) -> Vllm:
     return Vllm("some/model", ["--dtype", "float32"], 3 << 30, tmp_path, 60.0, lambda _: None, lambda: None, **more)
 
 
-def test_the_ways_in_which_vllm_is_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--config", "none.yaml"], "none.yaml"),
+        (["--set", "l1.sise=1GiB"], "l1.sise"),
+        (["--with", "plain", "--with", "x='"], "--with x='"),
+        (["--with", "plain", "--with", "lmcache", "--lmcache", "./none"], "no command './none'"),
+    ],
+)
+def test_nothing_is_started_before_all_is_known_to_be_right(
+    words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "engine", "long-doc-qa", "--vllm", "none", "--logs", "logs", *words]) == 1
+    assert says in (err := capsys.readouterr().err)
+    assert "starting" not in err
+    assert not list(tmp_path.glob("logs/*"))
+
+
+def test_the_ways_in_which_vllm_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ways = ("plain", "kvcore", "offloading", "lmcache", "mine=--seed 5")
+    monkeypatch.chdir(tmp_path)
+    Path("kvcore.yaml").write_text("l2: []\n")
     made = vllm(
         tmp_path, config="kvcore.yaml", values={"chunk_tokens": "128"}, lmcache=["/bin/lmc", "--chunk-size", "9"]
     )

@@ -648,6 +648,51 @@ def test_colour_only_on_a_terminal(env, colour):
         os.close(theirs)
 
 
+INTERRUPTS = """
+import builtins, os, signal, sys, weakref
+from kvcore.cli import main
+real = builtins.__import__
+def late(name, *rest, **more):
+    global late
+    if name == {module!r} and late is not None:
+        late = None
+        {act}
+    return real(name, *rest, **more)
+builtins.__import__ = late
+sys.exit(main({words!r}))
+"""
+RAISED = "os.kill(os.getpid(), signal.SIGINT)"
+DROPPED = """class Thing: pass
+        thing = Thing()
+        ref = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))
+        del thing"""
+CHANGED = 'raise ValueError("Error building `literal` serializer:\\n  KeyboardInterrupt: ")'
+
+
+@pytest.mark.parametrize("act", [RAISED, DROPPED, CHANGED], ids=["raised", "dropped", "changed"])
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [("kvcore.cli.app", ["--version"]), ("kvcore.plugins", ["serve"]), ("kvcore.config.yaml_file", ["doctor"])],
+)
+def test_an_interrupt_is_one_line_wherever_it_comes(module, words, act):
+    """As an error, in a callback, where Python prints and drops it, or as what pydantic makes of it."""
+    code = INTERRUPTS.format(module=module, words=words, act=act)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "kvcore: interrupted\n")
+
+
+def test_doctor_does_not_take_an_interrupt_for_a_finding(capsys, monkeypatch):
+    def changed():
+        raise ValueError("SchemaError: Error building `literal` serializer:\n  KeyboardInterrupt: ")
+        yield
+
+    monkeypatch.setattr("kvcore.cli.machine.memory", changed)
+    assert main(["doctor"]) == 130
+    out, err = capsys.readouterr()
+    assert "a check failed" not in out
+    assert err == "kvcore: interrupted\n"
+
+
 def test_a_child_reports_how_it_ended():
     outcome = call("plugin", "storage", "nobody", timeout_s=60)
     assert not outcome.ok

@@ -156,6 +156,19 @@ def test_a_serdes_frames_must_lead_back_to_it(site: Path, tag: str, met: bool) -
     assert (f"not '{tag}'" in criterion.text) is not met
 
 
+def test_a_property_says_nothing_where_no_instance_can_be_made(site: Path) -> None:
+    config = 'class Config(PluginConfig):\n    level: int\n    """How much."""\n'
+    source = SERDE.replace('tag = "{tag}"', "@property\n    def tag(self): return 'acme/1'")
+    source = source.replace("Serde, hookimpl\n", f"PluginConfig, Serde, hookimpl\n{config}")
+    source = source.replace("factory=Acme", "config=Config, factory=Acme")
+    dist(site, "acme", {"kvcore.serde": {"acme": "fake_acme"}}, {"fake_acme": source})
+    [criterion] = [c for c in judge("serde", "acme") if c.name == "tag"]
+    assert not criterion.met
+    assert criterion.text.endswith(
+        "; it is a property, which says nothing here: acme could not be made without options"
+    )
+
+
 def test_a_key_scheme_has_a_number(site: Path) -> None:
     source = "from kvcore.api import *\nfrom kvcore.builtin.keys_tokens import TokenKeys\n"
     source += "class Keys(TokenKeys):\n    scheme = 'acme'\n"

@@ -10,6 +10,7 @@ from types import ModuleType
 
 from kvcore import __version__
 from kvcore.api.errors import KVCoreError
+from kvcore.cli import interrupted
 from kvcore.cli.output import error, os_error, settle
 
 COMMANDS = {
@@ -60,6 +61,8 @@ def _run(arguments: list[str]) -> int:
         status: int = modules[args.command].run(args)
         return status
     except KVCoreError as e:
+        if interrupted(e):
+            raise KeyboardInterrupt from None
         error(str(e))
         return 1
     except SystemExit as e:  # argparse has printed why

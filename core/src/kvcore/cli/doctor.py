@@ -8,7 +8,7 @@ from typing import Any
 
 from kvcore.api.engine import Finding
 from kvcore.api.errors import KVCoreError, PluginError
-from kvcore.cli import machine, server, tiers
+from kvcore.cli import interrupted, machine, server, tiers
 from kvcore.cli.child import call
 from kvcore.cli.config import add_set, flags
 from kvcore.cli.output import COLOURS, paint, print_json, track
@@ -71,9 +71,12 @@ def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     """What a check finds. One that fails is a finding, too, and the next ones still run."""
     try:
         yield from check()
-    except KVCoreError as e:
-        yield Finding("error", "doctor", str(e), "correct it, and run doctor again")
     except Exception as e:
+        if interrupted(e):
+            raise KeyboardInterrupt from None
+        if isinstance(e, KVCoreError):
+            yield Finding("error", "doctor", str(e), "correct it, and run doctor again")
+            return
         yield Finding("error", "doctor", f"a check failed: {type(e).__name__}: {e}", "report it, with this line")
 
 

@@ -128,7 +128,9 @@ def _component(info: PluginInfo, component: Component, instance: Any) -> Iterato
     made = component.factory
     if info.kind in ("serde", "keys"):
         word = "tag" if info.kind == "serde" else "scheme"
-        value = str(getattr(made if instance is None else instance, word, ""))
+        told = getattr(made if instance is None else instance, word, "")
+        unseen = instance is None and not isinstance(told, str)  # a property of the class
+        value = "" if unseen else str(told)
         pattern = rf"{re.escape(info.name)}/\d+" if word == "tag" else r".+/\d+"
         text = (
             f"its tag is {info.name}/NUMBER, so that its frames are read when it is no longer configured"
@@ -136,6 +138,8 @@ def _component(info: PluginInfo, component: Component, instance: Any) -> Iterato
             else "its scheme ends with /NUMBER, so that another derivation can have another one"
         )
         given = f", not {value!r}" if value else "; it could not be made without options"
+        if unseen:
+            given = f"; it is a property, which says nothing here: {info.name} could not be made without options"
         met = re.fullmatch(pattern, value) is not None
         yield Criterion("silver", word, met, text if met else text + given)
     traits = {"storage": STORAGE_TRAITS, "serde": ("lossy",)}.get(info.kind, ())

@@ -2,8 +2,11 @@
 
 import http.client
 import json
+import socket
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -13,6 +16,10 @@ from kvcore.api.errors import ConfigError
 Message = dict[str, str]
 """`role` and `content`."""
 _ERROR_CHARS = 300
+_LINE_BYTES = 1 << 20
+"""Of one event: hundreds of times what a token takes."""
+_PAGE_BYTES = 64 << 20
+"""Of a page that is read at once. An engine's metrics are less than 1 MiB."""
 
 
 class Answer(NamedTuple):
@@ -41,12 +48,13 @@ class Api:
     """A server, as its address, a model and the way to ask.
 
     Args:
-        url: with or without `/v1` at its end. Raises `ConfigError` for what is no address.
+        url: with or without `/v1` at its end. Raises `ConfigError` for what is no address, and for one with a
+            user's name or password, which it does not repeat.
         model: its name; None: ask for the first that the server names.
         key: sent as a bearer token, if any.
         chat: by `chat/completions`; else by `completions`, with a conversation as one text.
         more: more fields of every request, such as `ignore_eos`.
-        timeout_s: without a byte from the server.
+        timeout_s: of a request, to the end of its answer.
     """
 
     def __init__(
@@ -59,14 +67,17 @@ class Api:
         more: dict[str, Any] | None = None,
         timeout_s: float = 600.0,
     ) -> None:
-        where = urlsplit(url if "//" in url else f"http://{url}")
-        if where.scheme not in ("http", "https") or not where.hostname:
-            raise ConfigError(f"{url}: no address of a server; write http://HOST:PORT or https://HOST")
-        self._make = http.client.HTTPSConnection if where.scheme == "https" else http.client.HTTPConnection
+        if "@" in url:  # the address is the server's name in all that is printed
+            raise ConfigError("an address with USER:PASSWORD@ is not taken: leave it out, and set OPENAI_API_KEY")
         try:
-            self._at = (where.hostname, where.port)
+            where = urlsplit(url if "//" in url else f"http://{url}")
+            host, port = where.hostname, where.port
         except ValueError as error:
-            raise ConfigError(f"{url}: {error}") from None
+            raise ConfigError(f"{url}: {error}; write http://HOST:PORT or https://HOST") from None
+        if where.scheme not in ("http", "https") or not host or ("//" not in url and port is None):
+            raise ConfigError(f"{url!r} is no address of a server: write http://HOST:PORT or https://HOST")
+        self._make = http.client.HTTPSConnection if where.scheme == "https" else http.client.HTTPConnection
+        self._at = (host, port)
         self._root = where.path.rstrip("/").removesuffix("/v1")
         self._headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
         self._chat = chat
@@ -76,15 +87,16 @@ class Api:
 
     def read(self, path: str, timeout_s: float = 10.0) -> tuple[int, bytes]:
         """Status and body of a GET below the server's root. Raises `OSError` when it does not answer."""
-        connection = self._connection(timeout_s)
         try:
-            connection.request("GET", self._root + path, headers=self._headers)
-            response = connection.getresponse()
-            return response.status, response.read()
+            with self._connected(timeout_s) as connection:
+                connection.request("GET", self._root + path, headers=self._headers)
+                response = connection.getresponse()
+                body = response.read(_PAGE_BYTES)
+                if len(body) == _PAGE_BYTES:
+                    raise OSError(f"{path} has more than {_PAGE_BYTES >> 20} MiB")
+                return response.status, body
         except http.client.HTTPException as error:
             raise OSError(f"no HTTP: {error!r}") from None
-        finally:
-            connection.close()
 
     def find_model(self) -> str:
         """`model`, asked for when it was not given. Raises `ConfigError` when the server names none."""
@@ -100,24 +112,42 @@ class Api:
         """One answer. Never raises for what the server or the network does."""
         path, body = self._request(messages, output)
         try:
-            connection = self._connection(self._timeout_s)
-            try:
-                connection.connect()
+            with self._connected(self._timeout_s) as connection:
                 begun = time.perf_counter()
                 connection.request("POST", path, body, self._headers)
                 response = connection.getresponse()
                 if response.status != http.client.OK:
                     text = response.read(4096).decode(errors="replace")
                     return Answer(error=f"{response.status}: {_told(text)}"[:_ERROR_CHARS])
-                return _heard(response, begun)
-            finally:
-                connection.close()
+                return _heard(_lines(response), begun)
         except (OSError, http.client.HTTPException, ValueError) as error:
             return Answer(error=f"{type(error).__name__}: {error}"[:_ERROR_CHARS])
+        except (AttributeError, TypeError, RecursionError) as error:  # JSON of another shape
+            return Answer(error=f"an event is not as the API has it: {error}"[:_ERROR_CHARS])
 
-    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+    @contextmanager
+    def _connected(self, timeout_s: float) -> Iterator[http.client.HTTPConnection]:
+        """A connection that lasts `timeout_s` at most: a socket's own limit begins anew with each byte. Raises
+        `TimeoutError` when it was too short."""
         host, port = self._at
-        return self._make(host, port, timeout=timeout_s)
+        connection = self._make(host, port, timeout=timeout_s)
+        over = threading.Event()
+        try:
+            connection.connect()
+            clock = threading.Timer(timeout_s, _end, (connection.sock, over))
+            clock.daemon = True  # nobody waits for it at the end of the process
+            clock.start()
+            try:
+                yield connection
+            except Exception:
+                if not over.is_set():
+                    raise
+            finally:
+                clock.cancel()
+            if over.is_set():  # what was cut off may look like an end
+                raise TimeoutError(f"no whole answer within {timeout_s:g} s")
+        finally:
+            connection.close()
 
     def _request(self, messages: Sequence[Message], output: int) -> tuple[str, bytes]:
         body: dict[str, Any] = {
@@ -137,6 +167,21 @@ class Api:
         return self._root + path, json.dumps(body).encode()
 
 
+def _end(connection: socket.socket, over: threading.Event) -> None:
+    """Whoever reads from it reads its end."""
+    over.set()
+    with suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # below TLS, whose state is the reader's
+
+
+def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """Raises `ValueError` for one that does not end."""
+    while line := response.readline(_LINE_BYTES):
+        if len(line) == _LINE_BYTES:
+            raise ValueError(f"a line of the stream has more than {_LINE_BYTES >> 20} MiB")
+        yield line
+
+
 def _heard(lines: Iterable[bytes], begun: float) -> Answer:
     """The answer that a stream of events holds. Raises `ValueError` for what is none."""
     pieces: list[str] = []
@@ -150,7 +195,8 @@ def _heard(lines: Iterable[bytes], begun: float) -> Answer:
             continue
         if event.get("error"):
             raise ValueError(f"the server answered {event['error']}")
-        usage = event.get("usage") or usage
+        if isinstance(told := event.get("usage"), dict):
+            usage = told or usage
         for choice in event.get("choices") or ():
             ended = ended or bool(choice.get("finish_reason"))
             text = _text(choice)
@@ -162,15 +208,17 @@ def _heard(lines: Iterable[bytes], begun: float) -> Answer:
     whole_s = time.perf_counter() - begun
     if not ended:
         raise ValueError("the stream ended before the answer did")
-    details = usage.get("prompt_tokens_details") or {}
+    if spoken is None:
+        raise ValueError("no token came: the stream held nothing but its end")
+    details = usage.get("prompt_tokens_details")
     return Answer(
         text="".join(pieces),
         whole_s=whole_s,
         first_s=times[0] if times else spoken,  # a first token may have no text, such as the one that ends an answer
         gaps_s=tuple(b - a for a, b in pairwise(times)),
-        prompt=usage.get("prompt_tokens"),
-        output=usage.get("completion_tokens"),
-        cached=details.get("cached_tokens"),
+        prompt=_number(usage.get("prompt_tokens")),
+        output=_number(usage.get("completion_tokens")),
+        cached=_number(details.get("cached_tokens")) if isinstance(details, dict) else None,
     )
 
 
@@ -194,6 +242,11 @@ def _text(choice: dict[str, Any]) -> str:
     """Of a completion, of a chat, or of what a model thinks before it answers."""
     delta = choice.get("delta") or {}
     return choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning") or ""
+
+
+def _number(told: Any) -> int | None:
+    """What is no number of tokens was not told."""
+    return told if isinstance(told, int) and not isinstance(told, bool) and told >= 0 else None
 
 
 def _told(body: str) -> str:

@@ -4,6 +4,7 @@ import argparse
 import os
 import secrets
 import shlex
+import shutil
 import sys
 import tempfile
 import time
@@ -138,7 +139,7 @@ def _add_sizes(parser: argparse.ArgumentParser, kind: type[Workload]) -> None:
     sizes.add_argument(
         "--ignore-eos", action="store_true", help="full answers, where the server can; always with --vllm"
     )
-    sizes.add_argument("--timeout", type=_seconds, default="10min", metavar="TIME", help="without a sign (10min)")
+    sizes.add_argument("--timeout", type=_seconds, default="10min", metavar="TIME", help="of a whole request (10min)")
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
@@ -158,6 +159,9 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError("bench engine: give --url of a server that runs, or --vllm MODEL to start vLLM")
     if args.url and (args.ways or args.words or args.config or args.set or args.logs):
         raise ConfigError("bench engine: --with, --config, --set, --logs and words behind `--` belong to --vllm")
+    if "lmcache" in args.ways and shutil.which(args.lmcache[0] if args.lmcache else "") is None:
+        command = shlex.join(args.lmcache)
+        raise ConfigError(f"--with lmcache: no command {command!r} is here: install it, or name it with --lmcache")
 
 
 def _subjects(args: argparse.Namespace, logs: Path, ending: Ending) -> list[Subject]:

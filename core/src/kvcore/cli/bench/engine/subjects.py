@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from kvcore.api.errors import ConfigError, KVCoreError
 from kvcore.cli.bench.engine.client import Api
+from kvcore.config import load_config
+from kvcore.plugins import registry_from_env
 from kvcore.testing.servers import Server, ServerError, free_port
 
 MODEL = "model"
@@ -70,13 +72,16 @@ class Vllm:
 
     def ways(self, names: Sequence[str]) -> list[Subject]:
         """Of `plain`, `kvcore`, `offloading`, `lmcache`, and `NAME=WORDS` for vLLM with more words. Raises
-        `ConfigError`."""
+        `ConfigError`, also for what kvcore would refuse: later it would have cost the start of those before."""
         return _different([self._way(name) for name in names])
 
     def _way(self, word: str) -> Subject:
         name, equals, more = word.partition("=")
         if equals:
-            return self._vllm(name, shlex.split(more))
+            try:
+                return self._vllm(name, shlex.split(more))
+            except ValueError as error:
+                raise ConfigError(f"--with {word}: {error}") from None
         known: dict[str, Callable[[], Subject]] = {
             "plain": lambda: self._vllm("plain", []),
             "kvcore": self._kvcore,
@@ -99,6 +104,7 @@ class Vllm:
         if self.config is None and not any(path.startswith("l2") for path in self.values):
             memory["l2"] = "[]"  # what is asked here is of no use to anyone later: nothing for the default tier
         values = {**memory, **self.values}
+        load_config(self.config, flags=values, registry=registry_from_env())
         command = [sys.executable, "-m", "kvcore", "run", "vllm"]
         command += ["--config", os.path.abspath(self.config)] if self.config else []
         command += [word for path, value in values.items() for word in ("--set", f"{path}={value}")]

@@ -52,7 +52,10 @@ def _heeding(argv: Sequence[str] | None) -> int:
     try:
         from kvcore.cli.app import run
 
-        return run(argv)
+        status = run(argv)
+        if status != 130 and any(clock.is_alive() for clock in clocks):  # over before it came again
+            raise KeyboardInterrupt
+        return status
     finally:
         sys.unraisablehook = before
         for clock in clocks:

@@ -94,9 +94,9 @@ class Calls:
         worker = _worker()
         copy = worker._copier._save
 
-        def slowly(job: Any) -> bool:
+        def slowly(*job: Any) -> bool:
             time.sleep(seconds)
-            done: bool = copy(job)
+            done: bool = copy(*job)
             return done
 
         worker._copier._save = slowly

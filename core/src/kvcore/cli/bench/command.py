@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from kvcore.api.errors import ConfigError
+from kvcore.cli import interrupted
 from kvcore.cli.bench import engine, l2, machine
 from kvcore.cli.bench.peer import check_python, find_scripts
 from kvcore.cli.bench.rows import Row
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         rows = measure_all(args.only or GROUPS, setting)
     except Exception as error:
-        if _interrupted(error):  # closing what was in use has failed: no wonder, and not what happened
+        if interrupted(error):  # closing what was in use has failed: no wonder, and not what happened
             raise KeyboardInterrupt from error
         raise
     described["seconds"] = round(time.monotonic() - begun, 1)
@@ -86,12 +87,6 @@ def measure_all(groups: Sequence[str], setting: Setting) -> list[Row]:
         setting.say(f"[{i}/{len(chosen)}] {group}")
         rows += import_module(f"kvcore.cli.bench.{group}").run(setting)
     return rows
-
-
-def _interrupted(error: BaseException | None) -> bool:
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
 
 
 def _say(text: str) -> None:

@@ -282,6 +282,21 @@ def test_config_check_notes_paths_that_are_not_absolute(tmp_path, capsys):
     assert note.startswith(f"note: {file}:2:33: l2[0].storage.path: begins at the working directory of each process")
 
 
+def test_config_check_notes_keys_that_are_not_there(tmp_path, capsys):
+    """No fault: another machine may have them."""
+    file, key = tmp_path / "kvcore.yaml", tmp_path / "key"
+    file.write_text(f"l2:\n- storage: memory\n  serde: [zstd, {{plugin: aesgcm, keys: {{a: 'file:{key}'}}}}]\n")
+    assert main(["config", "check", str(file)]) == 0
+    head, note = capsys.readouterr().out.splitlines()
+    assert head == f"{file}: no faults"
+    assert note.startswith(f"note: {file}:3:")
+    assert "l2[0].serde[1]: cannot be used here, and stops a start" in note
+    assert f"{key} cannot be read (No such file or directory)" in note
+    key.write_text("ab" * 32)
+    assert main(["config", "check", str(file)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
 @pytest.mark.parametrize("make", ["directory", "absent", "text"])
 def test_config_check_of_what_is_no_configuration(tmp_path, capsys, make):
     path = tmp_path / "x"

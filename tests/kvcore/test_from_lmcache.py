@@ -502,6 +502,19 @@ def test_secrets_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"auth: ***", "key_prefix: kv", "runtime-plugin-config: {'token': '***'}"} <= shown
 
 
+def test_secrets_of_the_command_to_start(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "serve M --api-key hunter2 hunter22 --port 1 --hf-token=hunter2 --max-num-seqs 4".split()
+    transfer = json.dumps({"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"})
+    words = ["config", "from-lmcache", "--", "vllm", *words, "--kv-transfer-config", transfer]
+    shown = "serve M --api-key *** *** --port 1 --hf-token=*** --max-num-seqs 4".split()
+    assert run(words) == 0
+    out, said = capsys.readouterr()
+    assert said.splitlines()[-1] == f"Then: kvcore run vllm --config kvcore.yaml -- {shlex.join(shown)}"
+    assert run([*words[:2], "--json", *words[2:]]) == 0
+    assert json.loads(capsys.readouterr().out)["start"] == ["kvcore", "run", "vllm", "--", *shown]
+    assert "hunter2" not in out + said
+
+
 def test_an_extra_config_that_is_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("LMCACHE_EXTRA_CONFIG", '{"password":"hunter2"')
     _, lines = converted(capsys, "--env")

@@ -435,6 +435,22 @@ def test_damaged_files_are_shorter_or_missing_and_can_be_replaced(tmp_path: Path
             assert counted == sum(files(tmp_path).values())
 
 
+def test_what_a_power_loss_has_emptied_is_removed_with_the_next_start(tmp_path: Path) -> None:
+    with opened(tmp_path) as driver:
+        for i in range(3):
+            assert put(driver, i) == STORED
+    os.truncate(place(tmp_path, 1), 0)
+    mine = place(tmp_path, 1).with_name("mine")
+    mine.touch()
+    with opened(tmp_path) as driver:
+        assert not place(tmp_path, 1).exists()
+        assert mine.exists()  # the name of no object
+        assert len(driver.entries()) == 2
+        assert get(driver, 2) is not None
+        with account_locked(tmp_path) as counted:
+            assert counted == sum(n for p, n in files(tmp_path).items() if n)
+
+
 def test_an_empty_object_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path) as driver:
         assert isinstance(driver.store([source(key_of(0), b"")])[0], Failed)

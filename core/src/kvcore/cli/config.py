@@ -59,7 +59,7 @@ def _from_lmcache(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     """JSON: {file, ok, faults: [{place, path, text}], notes: [text]}."""
     from kvcore.config import InvalidConfigError, load_config
-    from kvcore.config.advice import capacities, notes_on
+    from kvcore.config.advice import capacities, notes_on, unusable
     from kvcore.config.scripts import script_faults
 
     faults: list[dict[str, str]] = []
@@ -70,7 +70,7 @@ def _check(args: argparse.Namespace) -> int:
         registry.use_hooks(config.hooks)
         if wrong := capacities(config, registry) + script_faults(config.plugins, config.sources):
             raise InvalidConfigError(wrong)
-        notes = notes_on(config)
+        notes = notes_on(config) + unusable(config, registry)
     except PluginError as e:
         text = str(e)
         faults = [{"place": args.file or "", "path": "hooks", "text": text}]

@@ -38,6 +38,21 @@ def capacities(config: Config, registry: Registry) -> list[Fault]:
     return faults
 
 
+def unusable(config: Config, registry: Registry) -> list[str]:
+    """Serdes that cannot be made on this machine: a key that is not there, a library that is not installed. No faults:
+    the file may be for another."""
+    notes = []
+    for i, tier in enumerate(config.l2):
+        for j, spec in enumerate(tier.serde):
+            try:
+                registry.create("serde", spec)
+            except KVCoreError as error:
+                path = f"l2[{i}].serde[{j}]"
+                place = next((str(s) for p, s in config.sources.items() if p.startswith(path)), DEFAULT)
+                notes.append(str(Fault(str(place), path, f"cannot be used here, and stops a start: {error}")))
+    return notes
+
+
 def notes_on(config: Config) -> list[str]:
     """What was written and has no effect, or one that surprises, each with its place; or that there is no tier."""
     notes = [] if config.l2 else [NO_TIER]

@@ -75,7 +75,8 @@ def used_ns(status: os.stat_result) -> int:
 
 
 def scan(root: str, foreign: Foreign) -> Iterator[Found]:
-    """All objects below `root`, in no order, from names and inodes alone. Empty files are left out."""
+    """All objects below `root`, in no order, from names and inodes alone. Those of no bytes are what a power loss has
+    left of them."""
     for first in _entries(root):
         if first.name in _NOT_FOREIGN:
             continue
@@ -113,4 +114,4 @@ def _object(entry: os.DirEntry[str], where: str, foreign: Foreign) -> Found | No
     if not stat.S_ISREG(status.st_mode) or bucket(entry.name) != where:
         foreign.add(entry.path)
         return None
-    return Found(key, status.st_size, used_ns(status)) if status.st_size else None
+    return Found(key, status.st_size, used_ns(status))

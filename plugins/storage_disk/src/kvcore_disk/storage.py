@@ -30,7 +30,7 @@ from kvcore.api import (
 )
 from kvcore_disk.account import OPEN_LOCK_S, Account
 from kvcore_disk.config import DiskConfig, capacity_bytes
-from kvcore_disk.paths import BLOCK_BYTES, CONTROL, Foreign, object_path, occupied, scan, size_on_disk
+from kvcore_disk.paths import BLOCK_BYTES, CONTROL, Foreign, Found, object_path, occupied, scan, size_on_disk
 from kvcore_disk.transfer import read_object, write_object
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -164,7 +164,8 @@ class DiskStorage(BlockingStorage):
     def list(self) -> Iterator[Entry]:
         foreign = Foreign()
         for found in scan(self._root, foreign):
-            yield Entry(found.key, found.nbytes, found.used_ns / 1e9)
+            if found.nbytes:
+                yield Entry(found.key, found.nbytes, found.used_ns / 1e9)
         if self._passive:
             self._report(foreign)
 
@@ -408,6 +409,9 @@ class DiskStorage(BlockingStorage):
         """Bring index and account in line with the directory; the bytes it holds. Under the account's lock."""
         foreign = Foreign()
         found = sorted(scan(self._root, foreign), key=lambda f: f.used_ns)
+        if account is not None:
+            self._remove_empty(found)
+        found = [f for f in found if f.nbytes]
         if report:
             self._report(foreign)
         sizes = {f.key: occupied(f.nbytes) for f in found}
@@ -422,6 +426,15 @@ class DiskStorage(BlockingStorage):
             account.recount(held, len(sizes))
         return held
 
+    def _remove_empty(self, found: Sequence[Found]) -> None:
+        """What a power loss has left of objects is no object, and takes an inode. Nobody is writing it: what is
+        unfinished has another name."""
+        for key in (f.key for f in found if not f.nbytes):
+            path = object_path(self._root, key)
+            with contextlib.suppress(OSError):
+                if os.stat(path, follow_symlinks=False).st_size == 0:
+                    os.unlink(path)
+
     def _report(self, foreign: Foreign) -> None:
         if foreign.count:
             self._log.warning(
@@ -435,7 +448,7 @@ class DiskStorage(BlockingStorage):
         if self._passive:
             nbytes = objects = 0
             for found in scan(self._root, Foreign()):
-                nbytes, objects = nbytes + occupied(found.nbytes), objects + 1
+                nbytes, objects = nbytes + occupied(found.nbytes), objects + (found.nbytes > 0)
             return nbytes, objects
         with self._lock:
             return sum(self._index.values()), len(self._index)

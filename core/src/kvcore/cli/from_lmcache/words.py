@@ -4,12 +4,12 @@ import json
 import posixpath
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvcore.api import ConfigError
 from kvcore.cli.from_lmcache.connector import ROLES
-from kvcore.cli.from_lmcache.draft import Setting
+from kvcore.cli.from_lmcache.draft import Setting, is_secret
 from kvcore.cli.from_lmcache.sources import FILE, MANY, PREFIX, Found, from_environment, over
 from kvcore.config.tree import MAX_DEPTH
 from kvcore.config.yaml_file import scalar
@@ -246,5 +246,17 @@ def _start(words: Sequence[Word]) -> list[str]:
             for flag in (TRANSFER, SGLANG_FILE, *OFFLOADING):
                 while (i := next((i for i, t in enumerate(rest) if t.partition("=")[0] == flag), None)) is not None:
                     del rest[i : i + (1 if "=" in rest[i] else 2)]
-            return ["kvcore", "run", engine, "--", *(text for text in rest if text != "--enable-lmcache")]
+            return ["kvcore", "run", engine, "--", *_masked(text for text in rest if text != "--enable-lmcache")]
     return []
+
+
+def _masked(texts: Iterable[str]) -> Iterator[str]:
+    """The same without secrets: the values of `--api-key` are the user's to fill in."""
+    secret = False
+    for text in texts:
+        name, equals, _ = text.partition("=")
+        if text.startswith("-"):
+            secret = is_secret(name)
+            yield f"{name}=***" if secret and equals else text
+        else:
+            yield "***" if secret else text

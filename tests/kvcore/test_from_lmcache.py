@@ -503,10 +503,10 @@ def test_secrets_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_secrets_of_the_command_to_start(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "serve M --api-key hunter2 hunter22 --port 1 --hf-token=hunter2 --max-num-seqs 4".split()
+    words = ["serve", "M", "--api-key", "hunter2", "hunter22", "--port", "1", "--hf-token=hunter2", "--seed", "4"]
     transfer = json.dumps({"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"})
     words = ["config", "from-lmcache", "--", "vllm", *words, "--kv-transfer-config", transfer]
-    shown = "serve M --api-key *** *** --port 1 --hf-token=*** --max-num-seqs 4".split()
+    shown = ["serve", "M", "--api-key", "***", "***", "--port", "1", "--hf-token=***", "--seed", "4"]
     assert run(words) == 0
     out, said = capsys.readouterr()
     assert said.splitlines()[-1] == f"Then: kvcore run vllm --config kvcore.yaml -- {shlex.join(shown)}"

@@ -10,8 +10,10 @@ import argparse
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -143,26 +145,48 @@ def parts(request: Request) -> dict[str, float]:
         "the scheduler hears of it, plans, and tells the worker": begun - loaded,
         "copies into the engine's blocks": sum(s.end - s.begin for s in copied),
     }
-    found["the engine's step: what is left of the prompt"] = (
-        sampled.end - begun - found["copies into the engine's blocks"]
-    )
+    found[STEP] = sampled.end - begun - found["copies into the engine's blocks"]
     found["the token reaches the client"] = request.end - sampled.end
     return {name: seconds for name, seconds in found.items() if seconds}
 
 
-def table(columns: dict[str, Request]) -> str:
-    """The parts of each column in ms, Markdown."""
+def memcpy(model: Path, tokens: int) -> float:
+    """Seconds to copy bfloat16 KV of `tokens` once, in pieces of 1 MiB, both sides touched before: median of nine."""
+    import torch
+
+    config = json.loads((model / "config.json").read_text())
+    heads, head = config["num_key_value_heads"], config["hidden_size"] // config["num_attention_heads"]
+    size = tokens * config["num_hidden_layers"] * 2 * heads * head * 2
+    torch.set_num_threads(1)
+    here, there = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
+    pieces = list(zip(there.split(1 << 20), here.split(1 << 20), strict=True))
+    took = []
+    for _ in range(9):
+        begun = time.perf_counter()
+        for to, source in pieces:
+            to.copy_(source)
+        took.append(time.perf_counter() - begun)
+    return statistics.median(took)
+
+
+def table(columns: dict[str, Request], copy: float) -> str:
+    """The parts of each column in ms, Markdown. `copy`: seconds of a memcpy of as many bytes."""
     taken = {name: parts(request) for name, request in columns.items()}
     order = max(taken.values(), key=len)
     lines = [f"| ms | {' | '.join(columns)} |", "|---|" + "--:|" * len(columns)]
     lines += [f"| {part} | {' | '.join(_ms(found.get(part)) for found in taken.values())} |" for part in order]
     lines.append(f"| **first token** | {' | '.join(f'**{_ms(r.seconds)}**' for r in columns.values())} |")
+    floors = [found["lookup"] + copy + found[STEP] for found in taken.values()]
+    lines.append(f"| floor: lookup + memcpy of as many bytes ({_ms(copy)}) + step | {' | '.join(map(_ms, floors))} |")
+    over = [f"{r.seconds / floor:.2f}" for r, floor in zip(columns.values(), floors, strict=True)]
+    lines.append(f"| first token / floor | {' | '.join(over)} |")
     busy = {name: [_union(r.named(*what)) for what in BESIDE] for name, r in columns.items()}
     for i, title in enumerate(("reads alone", "checks and decoding alone", "both, beside each other")):
         lines.append(f"| {title} | {' | '.join(_ms(times[i]) for times in busy.values())} |")
     return "\n".join(lines)
 
 
+STEP = "the engine's step: what is left of the prompt"
 BESIDE = (("read",), ("check and decode",), ("read", "check and decode"))
 
 
@@ -270,7 +294,7 @@ def main() -> None:
         say(f"{name}: {', '.join(f'{r.seconds * 1e3:.0f}' for r in some)} ms")
     target = options.picture or out / "ttft.svg"
     target.write_text(picture(columns))
-    print(table(columns))
+    print(table(columns, memcpy(options.model, options.tokens)))
 
 
 if __name__ == "__main__":

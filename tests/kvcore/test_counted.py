@@ -54,7 +54,7 @@ INSTRUCTIONS = {
     "l1.end_read": (15, 70),
     "l1.reserve_publish": (29, 1331),
     "engine.lookup": (24, 1025),
-    "engine.retrieve": (49, 520),
+    "engine.retrieve": (49, 683),
     "engine.release": (15, 117),
     "engine.write": (36, 1317),
     "transfer.store": (187, 262),

@@ -15,6 +15,7 @@ from kvcore.control.promotion import Promotion
 from kvcore.control.reuse import Reuse
 from kvcore.l2 import Loads, Tier, Transfer
 from kvcore.observe import logger
+from kvcore.observe.savings import count_saved
 
 T = TypeVar("T")
 _ASK_S = 60.0
@@ -82,8 +83,9 @@ class Batches:
         if idle:
             logger.warning("nothing is written to %s: `write: evicted` is what L1 gives up", ", ".join(idle))
 
-    async def load(self, wanted: Sequence[Transfer], lent: Lent) -> list[bool]:
-        """Bring objects into their payloads, each from the first tier that has it, or one after it; which arrived.
+    async def load(self, wanted: Sequence[Transfer], lent: Lent, tokens: int = 0) -> list[bool]:
+        """Bring objects of so many tokens into their payloads, each from the first tier that has it, or one after it;
+        which arrived.
 
         When it ends, nobody writes into the payloads any more.
         """
@@ -105,7 +107,9 @@ class Batches:
                     sources[i] = source + 1
                     if isinstance(outcome, Failed):
                         reasons[i] = outcome.kind
-                await self._pass_on(tiers, source, [wanted[i] for i in members if arrived[i]])
+                found = [wanted[i] for i in members if arrived[i]]
+                count_saved(self._metrics, tokens * len(found), {tiers[source].name: len(found)} if found else {})
+                await self._pass_on(tiers, source, found)
         self._metrics.add("lookup_chunks", len(wanted))
         for there, reason in zip(arrived, reasons, strict=True):
             if not there:

@@ -12,6 +12,7 @@ from kvcore.config import Config, L1Config, TierConfig
 from kvcore.control.admission import LoadAdmission
 from kvcore.control.fetch import Fetcher
 from kvcore.control.loop import LoopThread
+from kvcore.control.occupancy import Occupancy
 from kvcore.control.residents import Residents
 from kvcore.control.spill import FREE_SHARE, SpillController
 from kvcore.control.store import StoreController, WritePolicy
@@ -22,6 +23,7 @@ from kvcore.l1 import L1, Arena, L1Object, ObjectSpace
 from kvcore.l1.arena import available_memory
 from kvcore.l2 import Tier
 from kvcore.observe import Metrics, logger
+from kvcore.observe.savings import Evictions
 from kvcore.plugins import PluginSpec, Registry
 
 DRAIN_S = 10.0
@@ -58,17 +60,20 @@ class StorageManager:
         """When the reaper last ran, which is every `REAP_S`."""
         self.loop = LoopThread("kvcore-io")
         tenants = config.tenants if with_l1 else {}
-        self._tiers = Tiers(self.loop, registry, metrics, config.lookup_timeout, tenants)
+        self._evictions = Evictions(metrics, tenants, self._tenant)
+        self._tiers = Tiers(self.loop, registry, metrics, config.lookup_timeout, self._evictions, tenants)
         self.tiers: list[Tier] = self._tiers.open
         self.arena: Arena | None = None
         self.layouts: dict[ObjectSpace, ObjectLayout] = {}
         self.admission = LoadAdmission(metrics)
+        self.occupancy = Occupancy(self.loop, self.tiers, metrics)
         _managers.add(self)
         try:
             self.loop.submit(self._tiers.start(config.l2)).result()
             self.loop.post(lambda: self.loop.spawn(self._expire()))
             if with_l1:
                 self._open_l1()
+            metrics.registry.refresh = self.refresh_gauges
         except BaseException:
             self.close()
             raise
@@ -110,6 +115,9 @@ class StorageManager:
     def refresh_gauges(self) -> None:
         """Bring the occupancy metrics up to date."""
         if self.closed:
+            return
+        self.occupancy.refresh()
+        if self.arena is None:
             return
         usage = self.l1.usage()
         self.metrics.set("l1_bytes", usage["size"], "size")
@@ -158,7 +166,6 @@ class StorageManager:
         )
         for tier in self.tiers:
             tier.register_memory(self.arena.buffer)
-        self.metrics.registry.refresh = self.refresh_gauges
         self.arena.prefault()
         self.loop.post(lambda: self.loop.spawn(self._reap()))
         logger.info("L1 of %s, tiers: %s", format_size(size), ", ".join(t.name for t in self.tiers) or "none")
@@ -205,8 +212,12 @@ class StorageManager:
             if writes:
                 logger.warning("%d write leases ran out: their slots wait for the holder's answer", writes)
 
+    def _tenant(self, namespace: bytes) -> str:
+        return self.tenancy.tenant(namespace)
+
     def _evicted(self, objects: Sequence[L1Object]) -> None:
         self.metrics.add("evicted_objects", len(objects))
+        self._evictions.count("l1", self.config.l1.eviction.plugin, (o.space.namespace for o in objects), len(objects))
         for tier in self.stores.spill_tiers:
             self.metrics.add("tier_dropped", len(objects), tier.name, "evicted_first")
         self.residents.tell()

@@ -5,6 +5,7 @@ Loads have no queue, so backpressure never costs a load.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -41,13 +42,14 @@ class WritePolicy(NamedTuple):
 class _Job:
     """Objects under one read lease, on their way to several tiers; the last one ends the lease."""
 
-    __slots__ = ("layout", "lease", "objects", "open_ends")
+    __slots__ = ("layout", "lease", "objects", "open_ends", "since")
 
     def __init__(self, objects: list[L1Object], lease: ReadLease, layout: ObjectLayout, open_ends: int) -> None:
         self.objects = objects
         self.lease = lease
         self.layout = layout
         self.open_ends = open_ends
+        self.since = time.perf_counter()
 
 
 class StoreController:
@@ -303,7 +305,7 @@ class _Queue:
             if absent:
                 batch = [Transfer(o.key, (l1.view(o),), job.layout) for o in absent]
                 with tier.told.storing([t.key for t in batch]):
-                    stores = await tier.store(batch, held=lambda: l1.renew(job.lease))
+                    stores = await tier.store(batch, lambda: l1.renew(job.lease), job.since)
                     settled = stores.settled
                     self._report(absent, stores)
         finally:

@@ -9,10 +9,9 @@ from kvcore.control.loop import LoopThread
 from kvcore.l1 import L1, ObjectSpace
 from kvcore.l2 import Capacity, Tier
 from kvcore.observe import Metrics
+from kvcore.observe.savings import OTHERS
 from kvcore.tenants import Division, Usage
 
-OTHERS = "other"
-"""In metrics, all tenants together that the configuration does not name."""
 ANSWER_S = 2.0
 """How long a question to the tiers' loop may take."""
 
@@ -60,6 +59,10 @@ class Tenancy:
         if namespace not in self._tenants:
             self._tenants[namespace] = tenant
             self._loop.post(self._bind, list(self._tiers), namespace, tenant)
+
+    def tenant(self, namespace: bytes) -> str:
+        """Whose it is; nobody's where that is not known. From any thread."""
+        return self._tenants.get(namespace, "")
 
     def bound(self) -> dict[bytes, str]:
         """Namespace -> whose it is, of those that hold something in L1 or that somebody uses. From any thread."""

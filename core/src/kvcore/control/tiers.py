@@ -14,6 +14,7 @@ from kvcore.control.store import StoreController, WritePolicy
 from kvcore.control.tenancy import division
 from kvcore.l2 import Capacity, Codec, Threads, Tier, Told
 from kvcore.observe import Metrics, logger
+from kvcore.observe.savings import Evictions
 from kvcore.plugins import PluginSpec, Registry
 
 DRAIN_S = 10.0
@@ -36,6 +37,7 @@ class Tiers:
 
     Args:
         useful_s: what takes longer is of no use to a lookup.
+        evictions: counts what is deleted to make room.
         tenants: their quotas.
     """
 
@@ -45,6 +47,7 @@ class Tiers:
         registry: Registry,
         metrics: Metrics,
         useful_s: float,
+        evictions: Evictions,
         tenants: Mapping[str, Mapping[str, int]] | None = None,
     ) -> None:
         self.open: list[Tier] = []
@@ -58,6 +61,7 @@ class Tiers:
         self._registry = registry
         self._metrics = metrics
         self._useful_s = useful_s
+        self._evictions = evictions
         self._tenants = tenants or {}
         self.joined: Callable[[Tier], None] = lambda tier: None
         """Told of a tier that was added, on the loop."""
@@ -199,7 +203,12 @@ class Tiers:
             hooks.evicted([ObjectEvent(e.key, config.name, e.nbytes, "room") for e in gone])
 
         told = Told(tell, lambda: hooks.listens("evicted"))
-        context = replace(self._registry.context(config.storage.where), on_evict=told.evicted)
+
+        def evicted(gone: Sequence[Entry]) -> None:
+            self._evictions.count(config.name, own_policy(config), (e.key.namespace for e in gone), len(gone))
+            told.evicted(gone)
+
+        context = replace(self._registry.context(config.storage.where), on_evict=evicted)
         storage = create("storage", config.storage, context)
         chain = [create("serde", s) for s in config.serde]
         plain = [s for s in chain if s.tag != "raw/1"]  # identity: not worth a copy
@@ -215,6 +224,9 @@ class Tiers:
             capacity=self._capacity(config),
             always=config.read == "always",
             told=told,
+            on_evict=lambda gone: self._evictions.count(
+                config.name, config.eviction.plugin, (e.key.namespace for e in gone), len(gone)
+            ),
         )
         self._threads[config.name] = threads
         self.configs[config.name] = config
@@ -240,6 +252,13 @@ class Tiers:
             except KVCoreError:
                 self._decoders[tag] = None
         return self._decoders[tag]
+
+
+def own_policy(config: TierConfig) -> str:
+    """The name of the eviction policy that a storage has of its own; the storage's where none is chosen."""
+    chosen = getattr(config.storage.options, "eviction", None)
+    name = chosen.get("plugin") if isinstance(chosen, Mapping) else chosen
+    return name if isinstance(name, str) else config.storage.plugin
 
 
 def lossy_tags(tiers: Sequence[Tier]) -> list[str]:

@@ -23,6 +23,7 @@ from kvcore.engine.presence import Presence
 from kvcore.engine.space import ModelSpec, Space
 from kvcore.l1 import L1Object, ObjectSpace, WriteLease
 from kvcore.observe import Metrics, Throttle, logger
+from kvcore.observe.savings import count_saved
 from kvcore.plugins import Registry, registry_from_env
 from kvcore.tenants import Usage
 from kvcore.transfer.plan import Copy, copies_of
@@ -183,7 +184,8 @@ class CacheEngine:
         if not lookup.renew():  # a pause longer than the lease, in the midst of this
             raise LeaseError("the lookup's leases have ended")
         lookup.keep()
-        self.metrics.add("hit_tokens", loaded * space.spec.block_tokens)
+        speed = self.manager.admission.speed(space.spec.computed_as)
+        count_saved(self.metrics, loaded * space.spec.block_tokens, lookup.sources, speed)
         return copies
 
     def renew(self, lookup: Lookup) -> bool:

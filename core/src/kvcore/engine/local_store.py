@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError
+from functools import partial
 from typing import Any, TypeVar
 
 from kvcore.api import ConfigError, ObjectKey
@@ -115,10 +116,8 @@ class LocalStore:
 
     def load(self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int = 0) -> list[bool]:
         """See `ObjectStore.load`."""
-        arrived = self._move(self._batches.load, space, hashes, buffers, group, writable=True)
-        if True in arrived:
-            self.metrics.add("hit_tokens", arrived.count(True) * space.spec.block_tokens)
-        return arrived
+        load = partial(self._batches.load, tokens=space.spec.block_tokens)
+        return self._move(load, space, hashes, buffers, group, writable=True)
 
     def store(self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int = 0) -> list[bool]:
         """See `ObjectStore.store`."""

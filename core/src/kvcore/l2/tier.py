@@ -51,7 +51,8 @@ class Tier:
             against the tier.
         capacity: the account, for a capacity, quotas or a time to live that the storage does not keep itself.
         always: it is loaded from however long it takes.
-        told: hears what was deleted to keep to `capacity`.
+        told: hears what was deleted to keep to `capacity`, and tells observers.
+        on_evict: hears the same, at once.
     """
 
     def __init__(
@@ -67,11 +68,13 @@ class Tier:
         capacity: Capacity | None = None,
         always: bool = False,
         told: Told | None = None,
+        on_evict: Callable[[Sequence[Entry]], None] = lambda gone: None,
     ) -> None:
         self.name = name
         self.codec = codec
         self.storage = storage
         self.told = told or Told()
+        self._on_evict = on_evict
         self.account = capacity
         """What is known of what it holds, where kvcore looks after that itself."""
         self._calls = Calls(storage, name, timeout_s)
@@ -170,9 +173,11 @@ class Tier:
             self._calling -= 1
 
     @asynccontextmanager
-    async def _turn(self, who: bytes) -> AsyncIterator[None]:
-        """One of the calls that the storage takes at once. Raises `_NotUsable`: the breaker may open while it waits."""
+    async def _turn(self, who: bytes, since: float) -> AsyncIterator[None]:
+        """One of the calls that the storage takes at once, to load what has waited `since` then. Raises `_NotUsable`:
+        the breaker may open while it waits."""
         async with self._slots.turn(who):
+            self._metrics.observe("tier_wait_seconds", time.perf_counter() - since, self.name, "load")
             if not self.usable:
                 raise _NotUsable
             yield
@@ -230,25 +235,31 @@ class Tier:
         down = Loads([Failed("the circuit breaker is open", "tier_down")] * len(wanted))
         if not wanted or not self.usable:
             return down
+        begun = time.perf_counter()
         with self._call():
             who = wanted[0].key.namespace
             async with self._loads.turn(who):
                 try:
-                    return await self._loader.load(wanted, held, self._turn(who))
+                    return await self._loader.load(wanted, held, self._turn(who, begun))
                 except _NotUsable:
                     return down
 
-    async def store(self, given: Sequence[Transfer], held: Callable[[], bool] = lambda: True) -> Stores:
+    async def store(
+        self, given: Sequence[Transfer], held: Callable[[], bool] = lambda: True, since: float | None = None
+    ) -> Stores:
         """Encode objects and write them.
 
         Args:
             held: asked once the checksums are made: are the payloads still what the caller gave? False stores nothing.
+            since: when they began to wait, by `time.perf_counter`. Default: now.
         """
         down = Stores([Failed("the circuit breaker is open", "tier_down")] * len(given))
         if not given or not self.usable:
             return down
+        since = since or time.perf_counter()
         with self._call():
             async with self._slots.turn(given[0].key.namespace):
+                self._metrics.observe("tier_wait_seconds", time.perf_counter() - since, self.name, "store")
                 return await self._storer.store(given, held) if self.usable else down
 
     def load_seconds(self, nbytes: int) -> float:
@@ -333,6 +344,7 @@ class Tier:
 
     def _evicted(self, gone: Sequence[Entry]) -> None:
         self._metrics.add("tier_evicted", len(gone), self.name)
+        self._on_evict(gone)
         self.told.evicted(gone)
 
     def _changed(self, closed: bool, cause: str) -> None:

@@ -26,18 +26,22 @@ _FAILURES = (
     "decoding failed), `lease_expired`, `closed`, or a word of the storage's own"
 )
 _OP = "`load`, `store`"
+_SOURCE = {"source": "`l1`, or a tier's name"}
 _TENANT = {
     "tenant": "as in `tenants:`; `other`: all tenants together that it does not name",
     "place": "`l1`, or a tier's name",
 }
 
+_TOLD = (
+    "as it said when metrics were last read, at most once a minute; not of a shared store that keeps its own account"
+)
 _HELPER = {"helper": "the program's file name; `#2` and so on where one is listed several times"}
 
 METRICS: dict[str, Spec] = {
     "lookups": Spec("counter", "Lookups answered"),
     "lookup_seconds": Spec("histogram", "From a lookup's registration to its answer"),
     "lookup_chunks": Spec("counter", "Chunks asked for"),
-    "hit_chunks": Spec("counter", "Chunks found, by where they were", {"source": "`l1`, or a tier's name"}),
+    "hit_chunks": Spec("counter", "Chunks found, by where they were", _SOURCE),
     "miss_chunks": Spec(
         "counter",
         "Chunks not found or not usable, by reason",
@@ -50,6 +54,15 @@ METRICS: dict[str, Spec] = {
         },
     ),
     "hit_tokens": Spec("counter", "Tokens whose computation was saved, counted when they were retrieved"),
+    "saved_tokens": Spec(
+        "counter", "The same by where they were; of several places, each has its part by chunks", _SOURCE
+    ),
+    "saved_prefill_seconds": Spec(
+        "counter",
+        "Seconds of computing that these tokens would have taken at the engine's speed as last estimated; nothing "
+        "while that is not known. Of an engine that uses a server: in the server's metrics",
+        _SOURCE,
+    ),
     "stored_chunks": Spec("counter", "Objects published in L1"),
     "store_skipped_chunks": Spec(
         "counter",
@@ -73,6 +86,11 @@ METRICS: dict[str, Spec] = {
     ),
     "tier_bytes": Spec("counter", "Bytes through a tier as stored, headers included", {**_TIER, "op": _OP}),
     "tier_seconds": Spec("histogram", "Time of one batch through a tier", {**_TIER, "op": _OP}),
+    "tier_wait_seconds": Spec(
+        "histogram",
+        "Time that a batch waits for its turn at a tier, in its queue and for those before it",
+        {**_TIER, "op": _OP},
+    ),
     "tier_dropped": Spec(
         "counter",
         "Objects not written to a tier, by reason",
@@ -87,12 +105,23 @@ METRICS: dict[str, Spec] = {
         "counter", "Objects not written to a tier with `write: reused`, because nobody had asked for them again", _TIER
     ),
     "tier_queue_bytes": Spec("gauge", "Bytes waiting to be written to a tier", _TIER),
+    "tier_used_bytes": Spec("gauge", f"Bytes that a tier holds, {_TOLD}", _TIER),
+    "tier_capacity_bytes": Spec("gauge", f"Bytes that a tier can hold, {_TOLD}", _TIER),
     "tier_open": Spec("gauge", "1 while the tier is used, 0 while its circuit breaker is open", _TIER),
     "tier_opened": Spec("counter", "Times a tier's circuit breaker opened", _TIER),
     "tier_load_latency_seconds": Spec("gauge", "How long a tier takes before it delivers, as last estimated", _TIER),
     "tier_load_bytes_per_second": Spec("gauge", "How fast a tier delivers KV once it does, as last estimated", _TIER),
     "prefill_tokens_per_second": Spec("gauge", "How fast the engine computes prompts, as last estimated"),
     "tier_evicted": Spec("counter", "Objects deleted to keep a tier within its `capacity`", _TIER),
+    "evictions": Spec(
+        "counter",
+        "Objects that went to make room, by place, eviction policy and tenant; of a tier as far as its storage tells",
+        {
+            "place": "`l1`, or a tier's name",
+            "policy": "the eviction policy's name; the storage's where it has one of its own that is not chosen",
+            "tenant": "as in `tenants:`; `other`: all tenants together that it does not name",
+        },
+    ),
     "tier_promoted": Spec("counter", "Objects found in a later tier and offered to this one", _TIER),
     "prefetch_objects": Spec(
         "counter",

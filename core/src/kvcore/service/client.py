@@ -15,6 +15,7 @@ from kvcore.engine import ModelSpec, Space, StorePlan
 from kvcore.engine import space as spaces
 from kvcore.engine.lookup import count_answer
 from kvcore.observe import Metrics, Throttle
+from kvcore.observe.savings import count_saved
 from kvcore.plugins import Registry
 from kvcore.service import wire
 from kvcore.service.greeting import hello_of
@@ -175,7 +176,7 @@ class RemoteEngine:
         tokens = max(loaded) * lookup.space.spec.block_tokens  # a window holds only the last of them
         if not lookup.use(tokens):
             raise LeaseError("the lookup's leases have ended")
-        self.metrics.add("hit_tokens", tokens)
+        count_saved(self.metrics, tokens, lookup.sources)
         return copies
 
     def renew(self, lookup: RemoteLookup) -> bool:

@@ -1,0 +1,100 @@
+"""docs/cli.md, out of the parser."""
+
+import argparse
+from collections.abc import Iterator
+from importlib import import_module
+
+from kvcore.cli.app import COMMANDS
+
+Actions = list[argparse.Action]
+
+
+def page(note: str) -> str:
+    """The page; `note` says who writes it."""
+    parts = [
+        "# Command line",
+        note,
+        "`kvcore COMMAND --help` says the same. `kvcore --version` prints the version. The status is 0 when all is "
+        "well, 1 when something is wrong, 2 when the command was written wrong, and 130 after Ctrl-C. What a command "
+        "has to say goes to standard output, errors to standard error; with `--json` the former is one JSON document, "
+        "whose fields are kept as [versions.md](versions.md) says. Options are not abbreviated.",
+        "\n".join(
+            [
+                "| command | |",
+                "|---|---|",
+                *(f"| [`kvcore {name}`](#kvcore-{name}) | {text} |" for name, (_, text) in COMMANDS.items()),
+            ]
+        ),
+    ]
+    for name, (module, text) in COMMANDS.items():
+        parser = argparse.ArgumentParser(prog=f"kvcore {name}", description=text, allow_abbrev=False)
+        import_module(module).add_arguments(parser)
+        parts += _command(parser, text)
+    return "\n\n".join(parts) + "\n"
+
+
+def _command(parser: argparse.ArgumentParser, text: str, level: int = 2) -> Iterator[str]:
+    """A command and those below it."""
+    yield f"{'#' * level} `{parser.prog}`"
+    yield _sentence(text or parser.description or "")
+    shown = [a for a in parser._actions if a.help != argparse.SUPPRESS and not isinstance(a, argparse._HelpAction)]
+    below = [a for a in shown if isinstance(a, argparse._SubParsersAction)]
+    shown = [a for a in shown if a not in below]
+    yield f"```text\n{parser.usage or _usage(parser.prog, shown, below)}\n```"
+    if shown:
+        rows = [f"| {_name(a)} | {_help(parser, a)} |" for a in shown]
+        yield "\n".join(["| argument | meaning |", "|---|---|", *rows])
+    if parser.epilog:
+        yield _sentence(parser.epilog)
+    for group in below:
+        texts = {a.dest: a.help or "" for a in group._choices_actions}
+        for name, child in group.choices.items():
+            if texts.get(name) != argparse.SUPPRESS:
+                yield from _command(child, texts.get(name, ""), level + 1)
+
+
+def _usage(prog: str, shown: Actions, below: Actions) -> str:
+    required = [f"{a.option_strings[-1]} {_value(a)}".rstrip() for a in shown if a.option_strings and a.required]
+    options = ["[OPTIONS]"] if any(a.option_strings and not a.required for a in shown) else []
+    positional = [_positional(a) for a in shown if not a.option_strings]
+    return " ".join([prog, *required, *options, *positional, *map(_below, below)])
+
+
+def _below(action: argparse.Action) -> str:
+    words = f"{action.metavar or action.dest} ..."
+    return words if action.required else f"[{words}]"
+
+
+def _positional(action: argparse.Action) -> str:
+    value = _value(action)
+    return {"?": f"[{value}]", "*": f"[{value} ...]", "+": f"{value} ..."}.get(str(action.nargs), value)
+
+
+def _value(action: argparse.Action) -> str:
+    """What stands behind an option, or in the place of a positional argument."""
+    if action.nargs == 0:
+        return ""
+    if action.metavar is not None:
+        value = action.metavar if isinstance(action.metavar, str) else " ".join(action.metavar)
+    elif action.choices is not None:
+        value = "{" + ",".join(map(str, action.choices)) + "}"
+    else:
+        value = action.dest.upper()
+    return f"[{value}]" if action.nargs == "?" and action.option_strings else value
+
+
+def _name(action: argparse.Action) -> str:
+    words = [f"{option} {_value(action)}".rstrip() for option in action.option_strings] or [_value(action)]
+    return ", ".join(f"`{word}`".replace("|", "\\|") for word in words)
+
+
+def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    text = parser._get_formatter()._expand_help(action) if action.help else ""
+    if action.required and action.option_strings:
+        text = f"{text} (**required**)"
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _sentence(text: str) -> str:
+    text = " ".join(text.split()).replace("<", "&lt;")
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", ":")) or not text else ".")

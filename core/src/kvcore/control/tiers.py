@@ -257,8 +257,7 @@ class Tiers:
 def own_policy(config: TierConfig) -> str:
     """The name of the eviction policy that a storage has of its own; the storage's where none is chosen."""
     chosen = getattr(config.storage.options, "eviction", None)
-    name = chosen.get("plugin") if isinstance(chosen, Mapping) else chosen
-    return name if isinstance(name, str) else config.storage.plugin
+    return chosen.plugin if isinstance(chosen, PluginSpec) else config.storage.plugin
 
 
 def lossy_tags(tiers: Sequence[Tier]) -> list[str]:

@@ -23,7 +23,19 @@ from kvcore.api.errors import (
     StorageUnavailable,
 )
 from kvcore.api.eviction import EvictionPolicy
-from kvcore.api.hooks import API_VERSIONS, GROUPS, KINDS, ApiVersion, Component, Kind, ObjectEvent, hookimpl, hookspec
+from kvcore.api.hooks import (
+    API_VERSIONS,
+    GROUPS,
+    KINDS,
+    ApiVersion,
+    Attribute,
+    Component,
+    Kind,
+    ObjectEvent,
+    Span,
+    hookimpl,
+    hookspec,
+)
 from kvcore.api.keys import KeyGenerator, KeySource, ObjectKey
 from kvcore.api.layout import ObjectLayout
 from kvcore.api.prefetch import Brought, Prefetch
@@ -57,6 +69,7 @@ __all__ = [
     "STORED",
     "ApiVersion",
     "ArenaError",
+    "Attribute",
     "BlockingStorage",
     "Brought",
     "Component",
@@ -93,6 +106,7 @@ __all__ = [
     "SerdeUnavailable",
     "ServiceError",
     "Size",
+    "Span",
     "Storage",
     "StorageError",
     "StorageSpec",

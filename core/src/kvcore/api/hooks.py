@@ -5,7 +5,7 @@ A plugin module is found through an entry point of the group of its kind (`kvcor
 come through the group `kvcore.hooks` and are listed under `hooks:`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -63,6 +63,29 @@ class ObjectEvent(NamedTuple):
     reason: str = ""
     parent: bytes | None = None
     tokens: int = 0
+
+
+Attribute = str | bool | int | float
+
+
+class Span(NamedTuple):
+    """Something that the cache did for a request, from `begin_ns` to `end_ns` (as of `time.time_ns`).
+
+    `id` is unique in this process. `parent` is the span that it is a part of, 0 for none; `root` the first of all,
+    which may be told after its parts. `request` is the engine's name for the request, `trace` the headers of its W3C
+    trace context (`traceparent`, `tracestate`). `error` says why it failed, `""` that it did not.
+    """
+
+    name: str
+    id: int
+    parent: int
+    root: int
+    request: str
+    trace: Mapping[str, str] | None
+    begin_ns: int
+    end_ns: int
+    attributes: Mapping[str, Attribute]
+    error: str = ""
 
 
 @hookspec(firstresult=True)
@@ -144,6 +167,12 @@ def kvcore_evicted(events: Sequence[ObjectEvent]) -> None:
 @hookspec
 def kvcore_failed(events: Sequence[ObjectEvent]) -> None:
     """Operations failed; `reason` says how."""
+
+
+@hookspec
+def kvcore_spans(spans: Sequence[Span]) -> None:
+    """What was done for requests, about a second after the fact, in the order in which it ended. Told by the process
+    that owns the cache, and kept only where this hook is implemented when the cache opens."""
 
 
 @hookspec

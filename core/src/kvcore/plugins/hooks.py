@@ -7,12 +7,12 @@ from typing import Any
 import pluggy
 
 from kvcore.api.errors import PluginError
-from kvcore.api.hooks import ObjectEvent
+from kvcore.api.hooks import ObjectEvent, Span
 from kvcore.api.prefetch import Prefetch
 
 log = logging.getLogger("kvcore")
 
-OBSERVERS = ("opened", "closed", "prefetch", "queued", "asked", "stored", "loaded", "evicted", "failed")
+OBSERVERS = ("opened", "closed", "prefetch", "queued", "asked", "stored", "loaded", "evicted", "failed", "spans")
 
 
 class Hooks:
@@ -78,6 +78,10 @@ class Hooks:
         """Operations failed."""
         if events:
             self._tell("failed", events=events)
+
+    def spans(self, spans: Sequence[Span]) -> None:
+        """What was done for requests."""
+        self._tell("spans", spans=spans)
 
     def listens(self, event: str) -> bool:
         """Whether anyone observes `event` (`stored`, ...), so that a caller can save itself the batch."""

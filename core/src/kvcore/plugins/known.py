@@ -30,6 +30,7 @@ PACKAGES: Mapping[tuple[str, str], str] = {
     ("serde", "quant"): "kvcore-quant",
     ("serde", "aesgcm"): "kvcore-aesgcm",
     ("hooks", "events"): "kvcore-events",
+    ("hooks", "otel"): "kvcore-otel",
     ("hooks", "prefetch"): "kvcore-prefetch",
     ("engine", "vllm"): "kvcore-vllm",
     ("engine", "sglang"): "kvcore-sglang",

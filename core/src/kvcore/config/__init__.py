@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from kvcore.config.address import Address
     from kvcore.config.http import HttpConfig
     from kvcore.config.load import load_config
-    from kvcore.config.model import Config, L1Config, ServerConfig, TierConfig
+    from kvcore.config.model import Config, InspectConfig, L1Config, ServerConfig, TierConfig
     from kvcore.config.scripts import PluginsConfig, ScriptConfig
     from kvcore.config.tree import Fault, InvalidConfigError, Row, Source
 
@@ -15,6 +15,7 @@ __all__ = [
     "Config",
     "Fault",
     "HttpConfig",
+    "InspectConfig",
     "InvalidConfigError",
     "L1Config",
     "PluginsConfig",
@@ -30,6 +31,7 @@ _HOMES = {
     "load_config": "load",
     "HttpConfig": "http",
     "Config": "model",
+    "InspectConfig": "model",
     "L1Config": "model",
     "ServerConfig": "model",
     "Address": "address",

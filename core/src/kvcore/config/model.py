@@ -172,6 +172,18 @@ class ServerConfig(PluginConfig):
         return self
 
 
+class InspectConfig(PluginConfig):
+    """What a cache remembers for whoever asks why."""
+
+    requests: int = Field(default=1024, ge=0, le=1 << 16)
+    """So many of the last lookups are remembered, and what became of the last 262,144 objects, in memory only. 0: nothing
+    is, and the cache cannot be asked."""
+
+    tokens: bool = False
+    """Remember the token ids of these requests, too, in the engine's process: then the first token that differs can be
+    named. They are the text of the prompts."""
+
+
 class Config(PluginConfig):
     """The whole configuration, immutable. Made by `load_config`."""
 
@@ -214,6 +226,9 @@ class Config(PluginConfig):
 
     plugins: PluginsConfig = PluginsConfig()
     """Programs that run beside the cache, see [below](#plugins). Only `kvcore serve` runs them. Default: none."""
+
+    inspect: InspectConfig = InspectConfig()
+    """What is remembered to explain hits and misses, see [below](#inspect)."""
 
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     """Serve Prometheus text on this port of 127.0.0.1; 0 picks a free one. Default: not served."""

@@ -17,6 +17,7 @@ from kvcore.control.locate import locate
 from kvcore.control.loop import LoopThread
 from kvcore.l1 import L1, L1Object, ObjectSpace, ReadLease
 from kvcore.l2 import Tier, Transfer
+from kvcore.observe import NO_JOURNAL, Journal
 
 PROBE_BYTES = 32 << 20
 """How much is loaded to see how fast a tier is."""
@@ -38,15 +39,35 @@ class Want(NamedTuple):
 class Fetch:
     """One lookup's loads. Leases arrive through `on_lease` on the loop's thread, together with the tier's name."""
 
-    def __init__(self, on_lease: Callable[[ReadLease, str], None]) -> None:
-        self.on_lease = on_lease
+    def __init__(self, on_lease: Callable[[ReadLease, str], None] | None = None) -> None:
+        self.on_lease = on_lease or (lambda lease, source: None)
         self.reasons: dict[str, int] = {}
         """Why wanted objects did not arrive: reason -> count."""
+        self.why: dict[bytes, tuple[str, str]] = {}
+        """The same of those that were somewhere: chunk hash -> reason and tier."""
+        self.over = ""
+        """Why it ended before everything that was somewhere had arrived."""
+        self.silent: list[Tier] = []
+        """Tiers that did not say what they have."""
 
-    def lost(self, reason: str, count: int = 1) -> None:
-        """Count objects that will not arrive."""
+    @classmethod
+    def of(cls, reason: str, count: int) -> "Fetch":
+        """One that is over before it began."""
+        fetch = cls()
+        fetch.lost(reason, count)
+        return fetch
+
+    def lost(self, reason: str, count: int = 1, want: Want | None = None, tier: Tier | None = None) -> None:
+        """Count objects that will not arrive; `want`: the first of them."""
         if count:
             self.reasons[reason] = self.reasons.get(reason, 0) + count
+        if want is not None:
+            self.why[want.chunk_hash] = (reason, tier.name if tier is not None else "")
+
+    def end(self, reason: str) -> None:
+        """Nothing more is waited for."""
+        self.lost(reason)
+        self.over = reason
 
 
 class _Span:
@@ -76,6 +97,7 @@ class Fetcher:
         on_loaded: observers' batch of what was loaded.
         in_order: inside it, objects are published and told of.
         on_found: told what came from which tier, to have it written to faster ones.
+        journal: told what came of loads.
     """
 
     def __init__(
@@ -88,6 +110,7 @@ class Fetcher:
         on_loaded: Callable[[list[ObjectEvent]], None],
         in_order: Callable[[], AbstractContextManager[None]],
         on_found: Callable[[Tier, list[L1Object], ObjectLayout], None],
+        journal: Journal = NO_JOURNAL,
     ) -> None:
         self._loop = loop
         self._l1 = l1
@@ -96,21 +119,25 @@ class Fetcher:
         self._on_loaded = on_loaded
         self._in_order = in_order
         self._on_found = on_found
+        self._journal = journal
         self._inflight: dict[tuple[ObjectSpace, bytes], asyncio.Future[None]] = {}
         self._awaited = 0
         self.idle = asyncio.Event()
         """Set while no load is under way that somebody waits for."""
         self.idle.set()
 
-    async def locate(self, wants: Sequence[Want], after: Tier | None = None) -> list[Tier | None]:
+    async def locate(
+        self, wants: Sequence[Want], after: Tier | None = None, fetch: Fetch | None = None
+    ) -> list[Tier | None]:
         """The source of each object: the first tier, of those `after` one or of all, that says it has it.
 
-        Tiers that do not answer in time have nothing.
+        Tiers that do not answer in time have nothing; `fetch` is told which those are.
         """
         tiers = list(self._tiers)  # they may change while this waits
         if after in tiers:  # else it has been removed meanwhile
             tiers = tiers[tiers.index(after) + 1 :]
-        return await locate(self._loop, tiers, [w.key for w in wants], patience_s=self._patience_s)
+        silent = None if fetch is None else fetch.silent
+        return await locate(self._loop, tiers, [w.key for w in wants], patience_s=self._patience_s, silent=silent)
 
     async def load(
         self, fetch: Fetch, wants: Sequence[Want], sources: Sequence[Tier | None], *, probe: bool = False
@@ -163,8 +190,10 @@ class Fetcher:
         others = [f for w in wants if (f := self._inflight.get((space, w.chunk_hash)))]
         hashes = [w.chunk_hash for w in wants]
         lease, _, no_room = self._l1.reserve_write(space, hashes, temporary=True)
-        fetch.lost("l1_full", no_room)
         mine = list(lease.objects)
+        if no_room:
+            tables = (space.objects, space.staging)
+            fetch.lost("l1_full", no_room, next((w for w in wants if not any(w.chunk_hash in t for t in tables)), None))
         failed: dict[bytes, str] = {}
         if mine:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -188,7 +217,7 @@ class Fetcher:
             sources = await self.locate(again, after=tier)
             for want, source in zip(again, sources, strict=True):
                 if source is None:
-                    fetch.lost(failed[want.chunk_hash])
+                    fetch.lost(failed[want.chunk_hash], 1, want, tier)
             await self.load(fetch, again, sources)
 
     async def _fill(
@@ -204,6 +233,7 @@ class Fetcher:
         if loads.settled is not None:
             # The storage hangs and may still write into the slots: they come back when it has let go.
             self._l1.disown(lease)
+            self._journal.note(tier.name, "failed", "timeout", mine, "load")
             loads.settled.add_done_callback(lambda _: self._l1.finish_write(lease, ok=False))
             return {obj.chunk_hash: "timeout" for obj in mine}
         reasons = {
@@ -211,6 +241,8 @@ class Fetcher:
             for obj, outcome in zip(mine, loads.outcomes, strict=True)
             if not isinstance(outcome, Loaded)
         }
+        if reasons:
+            self._journal.outcomes(tier.name, "load", mine, loads.outcomes)
         span.add(begun, (len(mine) - len(reasons)) * mine[0].space.nbytes)
         with self._in_order():
             published, read = self._l1.finish_write(lease, failed=reasons.keys(), read=True)
@@ -218,6 +250,8 @@ class Fetcher:
         if len(published) < len(mine) - len(reasons):
             fetch.lost("lease_expired", len(mine) - len(reasons) - len(published))
         if published:
+            if not reasons:
+                self._journal.note(tier.name, "loaded", "", published)
             self._on_found(tier, published, layout)
         fetch.on_lease(read, tier.name)
         return {obj.chunk_hash: reason for obj, reason in reasons.items()}

@@ -18,6 +18,7 @@ async def locate(
     *,
     patience_s: float,
     earlier_s: float = PATIENCE_S,
+    silent: list[Tier] | None = None,
 ) -> list[Tier | None]:
     """The source of each object: the first of the tiers that says it has it. One that does not answer in time has
     nothing. On the loop.
@@ -25,6 +26,7 @@ async def locate(
     Args:
         patience_s: how long tiers are waited for while some objects have no source.
         earlier_s: the same once all have one, for tiers that come before it.
+        silent: where to name those that have said nothing.
     """
     asked = {loop.spawn(tier.exists(keys)): i for i, tier in enumerate(tiers)}
     sources: list[int | None] = [None] * len(keys)
@@ -49,4 +51,7 @@ async def locate(
                 break  # they could change nothing
             if patient:
                 patient, give_up = False, min(give_up, clock() + earlier_s)
+    if silent is not None and None in sources:
+        late = {asked[task] for task in pending}
+        silent += [tier for i, tier in enumerate(tiers) if i in late or not tier.heard]
     return [None if i is None else tiers[i] for i in sources]

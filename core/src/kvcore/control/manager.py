@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from kvcore.api import EvictionPolicy, ObjectEvent, ObjectLayout, format_size
@@ -22,7 +22,9 @@ from kvcore.control.tiers import Tiers
 from kvcore.l1 import L1, Arena, L1Object, ObjectSpace
 from kvcore.l1.arena import available_memory
 from kvcore.l2 import Tier
-from kvcore.observe import Metrics, logger
+from kvcore.observe import Journal, Metrics, logger
+from kvcore.observe.history import History
+from kvcore.observe.journal import MAX_OBJECTS
 from kvcore.observe.savings import Evictions
 from kvcore.plugins import PluginSpec, Registry
 
@@ -55,6 +57,10 @@ class StorageManager:
         self.metrics = metrics
         self.hooks = registry.use_hooks(config.hooks)
         self.registry = registry
+        self.journal = Journal(MAX_OBJECTS if config.inspect.requests else 0)
+        """What became of objects."""
+        self.history = History(metrics, self._refresh_l1)
+        """The metrics since it was opened."""
         self.closed = False
         self.reaped_at = time.monotonic()
         """When the reaper last ran, which is every `REAP_S`."""
@@ -109,6 +115,7 @@ class StorageManager:
             self.loop.close()
             if hasattr(self, "l1"):  # neither the L2 stack alone has one, nor a start that failed before it
                 self.l1.close()
+            self.journal.clear()  # its objects lead to L1
             if self.arena is not None:
                 self.arena.close()
 
@@ -117,7 +124,10 @@ class StorageManager:
         if self.closed:
             return
         self.occupancy.refresh()
-        if self.arena is None:
+        self._refresh_l1()
+
+    def _refresh_l1(self) -> None:
+        if self.closed or self.arena is None:
             return
         usage = self.l1.usage()
         self.metrics.set("l1_bytes", usage["size"], "size")
@@ -144,6 +154,7 @@ class StorageManager:
             make_policy(),
             lease_s=config.lease,
             on_evict=self._evicted,
+            on_left=self._left,
             division=divided,
             ttl_s=config.ttl,
         )
@@ -152,7 +163,7 @@ class StorageManager:
         self.residents = Residents(self.l1, self.hooks)
         policies = [self._write_policy(t) for t in self.config.l2]
         self.stores = StoreController(
-            self.loop, self.l1, self.tiers, policies, self.metrics, self.hooks.stored, self.hooks.failed
+            self.loop, self.l1, self.tiers, policies, self.metrics, self.hooks.stored, self.hooks.failed, self.journal
         )
         self.spill = SpillController(self.loop, self.l1, self.stores, self.layouts)
         self.fetcher = Fetcher(
@@ -163,6 +174,7 @@ class StorageManager:
             on_loaded=self._loaded,
             in_order=self.residents.in_order,
             on_found=self.stores.promote,
+            journal=self.journal,
         )
         for tier in self.tiers:
             tier.register_memory(self.arena.buffer)
@@ -195,6 +207,7 @@ class StorageManager:
         """Apart from the reaper: a storage may take its time."""
         while True:
             await asyncio.sleep(REAP_S)
+            self.history.tick()
             for tier in list(self.tiers):
                 await tier.expire()
 
@@ -220,7 +233,12 @@ class StorageManager:
         self._evictions.count("l1", self.config.l1.eviction.plugin, (o.space.namespace for o in objects), len(objects))
         for tier in self.stores.spill_tiers:
             self.metrics.add("tier_dropped", len(objects), tier.name, "evicted_first")
+            self.journal.note(tier.name, "dropped", "evicted_first", objects)
         self.residents.tell()
+
+    def _left(self, what: str, reason: str, objects: Collection[L1Object]) -> None:
+        """Under L1's lock."""
+        self.journal.note("l1", what, reason, objects, self.config.l1.eviction.plugin if reason == "room" else "")
 
     def _loaded(self, events: list[ObjectEvent]) -> None:
         self.hooks.loaded(events)
@@ -246,6 +264,7 @@ def _forked() -> None:
         manager.closed = True
         if hasattr(manager, "l1"):
             manager.l1.forked()
+        manager.journal.forked()
 
 
 os.register_at_fork(after_in_child=_forked)

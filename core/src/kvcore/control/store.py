@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from kvcore.api import ObjectEvent, ObjectLayout
+from kvcore.api import ObjectEvent, ObjectKey, ObjectLayout
 from kvcore.control.events import sort_events
 from kvcore.control.loop import LoopThread
 from kvcore.control.reuse import Reuse
 from kvcore.control.waiting import Waiting
 from kvcore.l1 import L1, L1Object, ObjectSpace, ReadLease
 from kvcore.l2 import Stores, Tier, Transfer
-from kvcore.observe import Metrics, logger
+from kvcore.observe import NO_JOURNAL, Journal, Metrics, logger
 
 _LEAST_PART = 16
 """However small a tenant's share of L1 is, it may have waiting one part in so many of the queue."""
@@ -58,6 +58,7 @@ class StoreController:
     Args:
         policies: per tier.
         on_stored, on_failed: observers' batches.
+        journal: told what became of objects.
     """
 
     def __init__(
@@ -69,12 +70,14 @@ class StoreController:
         metrics: Metrics,
         on_stored: Callable[[list[ObjectEvent]], None],
         on_failed: Callable[[list[ObjectEvent]], None],
+        journal: Journal = NO_JOURNAL,
     ) -> None:
         self.loop = loop
         self.l1 = l1
         self.metrics = metrics
         self.on_stored = on_stored
         self.on_failed = on_failed
+        self.journal = journal
         self._use([_Queue(self, tier, policy) for tier, policy in zip(tiers, policies, strict=True)])
 
     def _use(self, queues: "list[_Queue]") -> None:
@@ -170,6 +173,12 @@ class StoreController:
             assert queue.reuse is not None
             again = queue.reuse.published(space, hashes)
             self.metrics.add("tier_held_back", len(hashes) - len(again), queue.tier.name)
+            if len(again) < len(hashes) and self.journal.most:
+                new = dict.fromkeys(hashes)
+                for chunk_hash in again:
+                    new.pop(chunk_hash, None)
+                keys = [ObjectKey(space.namespace, h, space.group) for h in new]
+                self.journal.note(queue.tier.name, "held_back", "", keys)
             self._write(queue, space, again, layout)
 
     def _asked(
@@ -241,6 +250,7 @@ class _Queue:
         taken = job.objects[: max(0, fits)]
         dropped = len(job.objects) - len(taken)
         self._controller.metrics.add("tier_dropped", dropped, self.tier.name, reason)
+        self._controller.journal.note(self.tier.name, "dropped", reason, job.objects[len(taken) :])
         if self.reuse is not None and dropped:
             self.reuse.refused(o.key for o in job.objects[len(taken) :])
         if not taken:
@@ -267,6 +277,7 @@ class _Queue:
         while self.jobs:
             job, objects = self.jobs.take()
             dropped += len(objects)
+            self._controller.journal.note(self.tier.name, "dropped", "removed", objects)
             self.pending -= len(objects)
             self._account(objects, -1)
             self._controller.finished(job)
@@ -297,6 +308,7 @@ class _Queue:
         try:
             if not l1.renew(job.lease):
                 self._controller.metrics.add("tier_dropped", len(objects), tier.name, "lease_expired")
+                self._controller.journal.note(tier.name, "dropped", "lease_expired", objects)
                 if self.reuse is not None:
                     self.reuse.refused(o.key for o in objects)
                 return
@@ -316,6 +328,7 @@ class _Queue:
 
     def _report(self, batch: Sequence[L1Object], stores: Stores) -> None:
         name = self.tier.name
+        self._controller.journal.outcomes(name, "store", batch, stores.outcomes)
         stored, failed = sort_events(name, [(o.key, o.space.nbytes) for o in batch], stores.outcomes)
         if stored:
             self._controller.on_stored(stored)

@@ -12,9 +12,11 @@ from kvcore.engine.space import GroupSpec, ModelSpec, Space
 from kvcore.engine.store_face import ObjectStore
 from kvcore.engine.store_space import StoreSpace
 from kvcore.l1.arena import ArenaView
+from kvcore.observe.decisions import Asked, salt_word
 
 __all__ = [
     "ArenaView",
+    "Asked",
     "CacheEngine",
     "Engine",
     "EngineLookup",
@@ -29,5 +31,6 @@ __all__ = [
     "StoreSpace",
     "attach_arena",
     "guarded",
+    "salt_word",
     "weights_fingerprint",
 ]

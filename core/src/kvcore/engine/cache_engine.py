@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from itertools import compress, repeat
 from typing import Any, NamedTuple
 
-from kvcore.api import LeaseError, ObjectEvent
+from kvcore.api import LeaseError, ObjectEvent, ObjectKey
 from kvcore.config import Config, load_config
 from kvcore.control import StorageManager
 from kvcore.engine import space as spaces
@@ -22,7 +22,7 @@ from kvcore.engine.prefetch import Prefetcher
 from kvcore.engine.presence import Presence
 from kvcore.engine.space import ModelSpec, Space
 from kvcore.l1 import L1Object, ObjectSpace, WriteLease
-from kvcore.observe import Metrics, Throttle, logger
+from kvcore.observe import Asked, Decision, Decisions, Metrics, Throttle, logger
 from kvcore.observe.savings import count_saved
 from kvcore.plugins import Registry, registry_from_env
 from kvcore.tenants import Usage
@@ -37,6 +37,15 @@ class Claim(NamedTuple):
     skipped: dict[str, int]
 
 
+class _Plan(NamedTuple):
+    """What `publish` publishes: a lease for each group, and each hash's parent where an observer wants it."""
+
+    space: Space
+    leases: list[tuple[int, WriteLease]]
+    parents: dict[bytes, bytes]
+    decision: Decision | None
+
+
 class CacheEngine:
     """One cache, owned by this process: an `Engine`. Thread-safe. Make it with `open`."""
 
@@ -44,13 +53,15 @@ class CacheEngine:
         self.manager = manager
         self.l1 = manager.l1
         self.metrics = manager.metrics
+        self.journal = manager.journal
+        self.decisions = Decisions(manager.config.inspect.requests, manager.config.inspect.tokens)
         self.name = name
         assert manager.arena is not None
         self.arena: str = manager.arena.descriptor["token"]
         """The arena's token."""
         self._keys = manager.create("keys", manager.config.keys)
         self._object_spaces: dict[tuple[bytes, int], ObjectSpace] = {}
-        self._plans: dict[int, tuple[Space, list[tuple[int, WriteLease]], dict[bytes, bytes]]] = {}
+        self._plans: dict[int, _Plan] = {}
         self._plan_ids = itertools.count(1)
         self.registered: weakref.WeakValueDictionary[bytes, Space] = weakref.WeakValueDictionary()
         """Namespace -> the space registered under it, while anybody holds it."""
@@ -122,20 +133,26 @@ class CacheEngine:
         space: Space,
         hashes: Sequence[bytes],
         first: int = 0,
+        asked: Asked | None = None,
         on_answer: Callable[[], None] | None = None,
         each: bool = False,
+        begin: int = 0,
     ) -> Lookup:
         """See `Engine.lookup`. `on_answer` is called once it is answered, from any thread, also from within. `each`:
-        see `Lookup`."""
+        see `Lookup`. `begin`: the number of the first of the chunks in their request, for the record."""
 
         def answered(lookup: Lookup, seconds: float) -> None:
             count_answer(self.metrics, lookup, seconds)
+            if lookup.decision is not None:
+                lookup.decision.answered(lookup, seconds)
             if on_answer is not None:
                 on_answer()
 
         tables = [self.object_space(space, g) for g in range(len(space.groups))]
         first = min(first, len(hashes))
         lookup = Lookup(self.manager, space, tables, hashes, first, answered, each)
+        if (asked is not None or not each) and not self.manager.closed:
+            lookup.decision = self.decisions.begin(asked, space.namespace, hashes, first, space.chunk_tokens, begin)
         if not spaces.even(hashes[first:] if first else hashes):
             lookup.refuse()
             return lookup
@@ -186,6 +203,8 @@ class CacheEngine:
         lookup.keep()
         speed = self.manager.admission.speed(space.spec.computed_as)
         count_saved(self.metrics, loaded * space.spec.block_tokens, lookup.sources, speed)
+        if lookup.decision is not None:
+            lookup.decision.retrieved += loaded * space.spec.block_tokens
         return copies
 
     def renew(self, lookup: Lookup) -> bool:
@@ -199,7 +218,13 @@ class CacheEngine:
     # -- storing -----------------------------------------------------------------------------------------------------
 
     def reserve(
-        self, space: Space, hashes: Sequence[bytes], first: int, last: int, block_ids: Sequence[Sequence[int]]
+        self,
+        space: Space,
+        hashes: Sequence[bytes],
+        first: int,
+        last: int,
+        block_ids: Sequence[Sequence[int]],
+        request: str = "",
     ) -> StorePlan:
         """See `Engine.reserve`."""
         blocks = space.chunk_blocks
@@ -218,7 +243,8 @@ class CacheEngine:
             if len(ids) < (last - first) * blocks or min(ids) < 0:  # looked at once: the usual case has none
                 chosen = {h: span for h, span in chosen.items() if len(span) == blocks and min(span) >= 0}
             wanted.append(chosen)
-        claim = self.claim(space, [list(w) for w in wanted], [hashes[first - 1] if first else b"", *hashes[first:last]])
+        chain = [hashes[first - 1] if first else b"", *hashes[first:last]]
+        claim = self.claim(space, [list(w) for w in wanted], chain, request)
         no_block = sum(last - first - len(w) for w in wanted)
         if no_block:
             claim.skipped["no_block"] = no_block
@@ -230,13 +256,19 @@ class CacheEngine:
             copies += copies_of(g, slots, self.l1.arena.generations(slots), repeat(0), spans)
         return StorePlan(claim.id, copies, claim.skipped, self.arena)
 
-    def claim(self, space: Space, wanted: Sequence[Sequence[bytes]], chain: Sequence[bytes]) -> Claim:
+    def claim(
+        self, space: Space, wanted: Sequence[Sequence[bytes]], chain: Sequence[bytes], request: str = ""
+    ) -> Claim:
         """Slots for the `wanted` hashes of each group. `chain`: the hash before the first of them, and they all."""
         leases: list[tuple[int, WriteLease]] = []
         claimed: list[list[L1Object]] = []
         skipped: dict[str, int] = {}
         for g, hashes in enumerate(wanted):
-            lease, known, no_room = self.l1.reserve_write(self.object_space(space, g), hashes)
+            table = self.object_space(space, g)
+            lease, known, no_room = self.l1.reserve_write(table, hashes)
+            if no_room:
+                left = [h for h in hashes if h not in table.objects and h not in table.staging]
+                self.journal.note("l1", "skipped", "l1_full", [ObjectKey(space.namespace, h, g) for h in left])
             for reason, count in (("known", known), ("l1_full", no_room)):
                 if count:
                     skipped[reason] = skipped.get(reason, 0) + count
@@ -252,7 +284,7 @@ class CacheEngine:
             parents = dict(zip(chain[1:], chain, strict=False))
         plan_id = next(self._plan_ids)
         with self._lock:
-            self._plans[plan_id] = (space, leases, parents)
+            self._plans[plan_id] = _Plan(space, leases, parents, self.decisions.latest(request))
         return Claim(plan_id, claimed, skipped)
 
     def publish(self, plan_id: int, ok: bool = True) -> None:
@@ -260,9 +292,14 @@ class CacheEngine:
         if self.manager.closed:
             return
         with self._lock:
-            space, leases, parents = self._plans.pop(plan_id, (None, [], {}))
+            plan = self._plans.pop(plan_id, None)
+        if plan is None:
+            return
+        space, leases, parents, decision = plan
         stores, hooks = self.manager.stores, self.manager.hooks
         for group, lease in leases:
+            if not ok:
+                self.journal.note("l1", "failed", "copy", list(lease.objects), "store")
             with self.manager.residents.in_order():
                 published, read = self.l1.finish_write(lease, ok, read=stores.active)
                 if published and hooks.listens("stored"):
@@ -270,9 +307,12 @@ class CacheEngine:
             if not published:
                 continue
             self.metrics.add("stored_chunks", len(published))
-            if stores.active and space is not None:
+            self.journal.note("l1", "stored", "", published)
+            if decision is not None:
+                decision.stored += len(published)
+            if stores.active:
                 stores.offer(published, read, space.groups[group])
-            if stores.selective and space is not None:
+            if stores.selective:
                 stores.published(published, space.groups[group])
         self.manager.spill.wake()
 
@@ -280,8 +320,8 @@ class CacheEngine:
         """The engine that has the plan is gone, but a copy may still be under way: the plan's keys are free again, its
         slots only with `publish`, which then publishes nothing."""
         with self._lock:
-            _, leases, _ = self._plans.get(plan_id, (None, [], {}))
-        for _, lease in leases:
+            plan = self._plans.get(plan_id)
+        for _, lease in plan.leases if plan is not None else ():
             self.l1.disown(lease)
 
     def prefilled(self, space: Space, tokens: int, seconds: float) -> None:
@@ -381,6 +421,5 @@ class CacheEngine:
                 if self._object_spaces.get((space.namespace, space.group)) is space:
                     del self._object_spaces[space.namespace, space.group]
 
-    def _event(self, obj: L1Object, space: Space | None, parents: Mapping[bytes, bytes]) -> ObjectEvent:
-        tokens = space.chunk_tokens if space is not None else 0
-        return ObjectEvent(obj.key, "l1", obj.space.nbytes, "", parents.get(obj.chunk_hash), tokens)
+    def _event(self, obj: L1Object, space: Space, parents: Mapping[bytes, bytes]) -> ObjectEvent:
+        return ObjectEvent(obj.key, "l1", obj.space.nbytes, "", parents.get(obj.chunk_hash), space.chunk_tokens)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from kvcore.engine.space import ModelSpec, Space
+from kvcore.observe import Asked
 from kvcore.transfer.plan import Copy
 
 
@@ -34,6 +35,7 @@ class EngineLookup(Protocol):
         answer: what `poll` last said.
         sources: where found chunks were (`l1` or a tier's name) -> objects. Complete once `poll` has answered.
         misses: why the others were not -> objects.
+        broke, blame: why there is no more, see `Decision`.
         arena: the token of the arena that its copies refer to, see `Engine.descriptor`.
     """
 
@@ -41,6 +43,8 @@ class EngineLookup(Protocol):
     answer: int | None
     sources: dict[str, int]
     misses: dict[str, int]
+    broke: str
+    blame: str
     arena: str
 
     def poll(self) -> int | None:
@@ -67,11 +71,14 @@ class Engine(Protocol):
         Raises `LayoutError` or `ConfigError` for a model that cannot be cached as asked.
         """
 
-    def lookup(self, space: Space, hashes: Sequence[bytes], first: int = 0) -> EngineLookup:
+    def lookup(self, space: Space, hashes: Sequence[bytes], first: int = 0, asked: Asked | None = None) -> EngineLookup:
         """Ask for the chunks `[first, len(hashes))` of a request; the engine holds those before `first` itself.
 
         All hashes have one length, of 16 to 64 bytes: others are refused, here and by `reserve`. A server is asked for
         16,384 chunks at most (fewer where a model has more than four groups), those at the front.
+
+        `asked` says whose they are, for the record (`kvcore explain`). Call it also for a request without a whole
+        chunk: then that is on record. `hashes` stay there as they are: do not change them.
         """
 
     def queued(self, space: Space, hashes: Sequence[bytes]) -> None:
@@ -96,9 +103,15 @@ class Engine(Protocol):
         """End the lookup's leases. Idempotent. Call it after the copy, and on every abort."""
 
     def reserve(
-        self, space: Space, hashes: Sequence[bytes], first: int, last: int, block_ids: Sequence[Sequence[int]]
+        self,
+        space: Space,
+        hashes: Sequence[bytes],
+        first: int,
+        last: int,
+        block_ids: Sequence[Sequence[int]],
+        request: str = "",
     ) -> StorePlan:
-        """Slots for the chunks `[first, last)` of a request, and the plan that fills them.
+        """Slots for the chunks `[first, last)` of a request, and the plan that fills them. `request`: its `Asked.id`.
 
         Chunks that are cached, on their way, or find no room are skipped and counted; so are those with a block that
         the engine no longer holds (a negative id), and those beyond what a server takes at once. `publish` the plan

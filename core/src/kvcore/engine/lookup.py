@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 
 from kvcore.control import Fetch, Step, StorageManager, Want
@@ -11,7 +11,7 @@ from kvcore.engine.face import EngineLookup
 from kvcore.engine.space import Space
 from kvcore.l1 import L1Object, ObjectSpace, ReadLease
 from kvcore.l2 import Tier
-from kvcore.observe import Metrics, logger
+from kvcore.observe import Decision, Metrics, logger
 
 _NOT_ASKED = "absent"
 SLACK_S = 1.0
@@ -28,6 +28,8 @@ class Lookup:
         sources: where found chunks were (`l1` or a tier's name) -> objects.
         misses: why the others were not -> objects.
         answer: what `poll` last said.
+        broke, blame: why there is no more, and the tiers that are the cause: see `Decision`.
+        decision: the record of it, or None.
         arena: the arena's token.
     """
 
@@ -48,6 +50,8 @@ class Lookup:
         self.objects: list[dict[int, L1Object]] = [{} for _ in space.groups]
         self.sources: dict[str, int] = {}
         self.misses: dict[str, int] = {}
+        self.broke = self.blame = ""
+        self.decision: Decision | None = None
         self.arena: str = manager.l1.arena.descriptor["token"]
         self._manager = manager
         self._l1 = manager.l1
@@ -61,6 +65,7 @@ class Lookup:
         self._leases: list[ReadLease] = []
         self._lock = threading.Lock()
         self._released = False
+        self._located: int | None = None
         self.answer: int | None = None
         self._done: threading.Event | None = None
 
@@ -79,6 +84,8 @@ class Lookup:
             lost = answer - self.first  # counted as found, and no longer usable
             self.answer = answer = self.first
             self._miss("lease_expired", lost)
+            if self.decision is not None:
+                self.decision.lost("lease_expired")
             self._manager.metrics.add("miss_chunks", lost, "lease_expired")
             self.release()
         return answer
@@ -91,6 +98,7 @@ class Lookup:
             self.answer = self.first
             self.sources, self.misses = {}, {}
             self._miss("stalled", (len(self._hashes) - self.first) * len(self._tables))
+            self.broke = "stalled"
         self._answered(self, time.perf_counter() - self._began)
         self.release()
         return self.first
@@ -161,11 +169,11 @@ class Lookup:
             loop = self._manager.loop
             loop.post(lambda: loop.spawn(self._run(missing)))
         else:
-            self._finish({_NOT_ASKED: len(missing)})
+            self._finish(Fetch.of(_NOT_ASKED, len(missing)))
 
     def refuse(self) -> None:
         """Instead of `start`, for hashes that cannot name chunks: nothing is found."""
-        self._finish({"refused": (len(self._hashes) - self.first) * len(self._tables)})
+        self._finish(Fetch.of("refused", (len(self._hashes) - self.first) * len(self._tables)))
 
     async def _run(self, missing: list[tuple[int, int]]) -> None:
         fetch = Fetch(self._arrived)
@@ -176,36 +184,38 @@ class Lookup:
             if pending:
                 # What still comes is kept in L1 for the next request; this one goes on with what it has.
                 task.add_done_callback(_log_fault)
-                fetch.lost("lookup_timeout")
+                fetch.end("lookup_timeout")
             else:
                 task.result()
         except asyncio.CancelledError:
-            fetch.lost("closed")
+            fetch.end("closed")
         except BaseException:
             logger.exception("a lookup failed; it counts as a miss")
-            fetch.lost("internal")
-        self._finish(fetch.reasons)
+            fetch.end("internal")
+        self._finish(fetch)
 
     async def _fetch(self, fetch: Fetch, missing: list[tuple[int, int]]) -> None:
         fetcher = self._manager.fetcher
-        loads, end, absent = await self.located(missing, self.objects)
+        loads, end, absent = await self.located(missing, self.objects, fetch)
+        self._located = end
         fetch.lost(_NOT_ASKED, absent)
         end = self._worth(loads, end)
         refused = [(want, tier) for i, want, tier in loads if i >= end]
         loads = [load for load in loads if load[0] < end]
-        fetch.lost("slow_tier", len(refused))
+        for want, tier in refused:
+            fetch.lost("slow_tier", 1, want, tier)
         for tier in dict.fromkeys(tier for _, tier in refused):
             if self._manager.admission.probe_due(tier):
                 fetcher.probe(tier, [want for want, t in refused if t is tier])
         await fetcher.load(fetch, [want for _, want, _ in loads], [tier for _, _, tier in loads])
 
     async def located(
-        self, missing: list[tuple[int, int]], here: Sequence[Collection[int]]
+        self, missing: list[tuple[int, int]], here: Sequence[Collection[int]], fetch: Fetch | None = None
     ) -> tuple[list[tuple[int, Want, Tier]], int, int]:
         """What to load of `missing` (group, chunk) for the longest prefix that there is with the chunks `here`: the
         chunk, the object and its tier. Also where that prefix ends, and how many objects no tier has."""
         wants = [Want(self._tables[g], self._hashes[i], self.space.groups[g]) for g, i in missing]
-        sources = await self._manager.fetcher.locate(wants)
+        sources = await self._manager.fetcher.locate(wants, fetch=fetch)
         there = [set(chunks) for chunks in here]
         for (g, i), source in zip(missing, sources, strict=True):
             if source:
@@ -286,7 +296,21 @@ class Lookup:
         if count:
             self.misses[reason] = self.misses.get(reason, 0) + count
 
-    def _finish(self, lost: Mapping[str, int]) -> None:
+    def _broken(self, answer: int, fetch: Fetch) -> tuple[str, str]:
+        """Why the chunk where the answer ends could not be had, and the tiers that are the cause."""
+        chunk_hash = self._hashes[answer]
+        if chunk_hash in fetch.why:
+            return fetch.why[chunk_hash]
+        if fetch.over and (self._located is None or answer < self._located):
+            return fetch.over, ""
+        if all(answer in found for found in self.objects):
+            return "window", ""
+        if fetch.silent and _NOT_ASKED in fetch.reasons:
+            down = [t.name for t in fetch.silent if not t.breaker.closed]
+            return ("tier_down", ",".join(down)) if down else ("no_answer", ",".join(t.name for t in fetch.silent))
+        return next(iter(fetch.reasons), _NOT_ASKED), ""
+
+    def _finish(self, fetch: Fetch) -> None:
         with self._lock:
             if self.answer is not None:
                 return  # given up meanwhile
@@ -294,8 +318,10 @@ class Lookup:
                 answer = self.first + len(self.objects[0])
             else:
                 answer = self._usable(self.objects)
-            for reason, count in lost.items():
+            for reason, count in fetch.reasons.items():
                 self._miss(reason, count)
+            if answer < len(self._hashes) and not self._each:
+                self.broke, self.blame = self._broken(answer, fetch)
             self.answer = answer
         self._answered(self, time.perf_counter() - self._began)
         if self._done is not None:
@@ -303,9 +329,12 @@ class Lookup:
 
 
 def count_answer(metrics: Metrics, lookup: EngineLookup, seconds: float) -> None:
-    """Count an answered lookup, which has taken so long."""
+    """Count an answered lookup, which has taken so long. One of nothing is on record only."""
+    chunks = sum(lookup.sources.values()) + sum(lookup.misses.values())
+    if not chunks:
+        return
     metrics.add("lookups")
-    metrics.add("lookup_chunks", sum(lookup.sources.values()) + sum(lookup.misses.values()))
+    metrics.add("lookup_chunks", chunks)
     metrics.observe("lookup_seconds", seconds)
     for source, count in lookup.sources.items():
         metrics.add("hit_chunks", count, source)

@@ -30,6 +30,8 @@ class L1(Table):
         policy: which object goes first; its keys are `L1Object`s. With `division`, that of the tenant "".
         lease_s: how long a lease lasts unless renewed.
         on_evict: called with the objects that made room, outside the lock.
+        on_left: called under the lock with what leaves: `evicted` and why, see `take_gone`, or `failed` where a write
+            lease ran out.
         clock: monotonic seconds.
         division: how the arena is divided among tenants; None: it is one pool, whatever tenants there are.
         ttl_s: how long an object may be resident; None: as long as it finds room.

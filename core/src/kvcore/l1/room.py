@@ -28,6 +28,7 @@ class Room:
         aging: told who leaves; None: nobody grows old.
         immovable: the slots that cannot be freed now, as (offset, bytes), in any order.
         clock: monotonic seconds.
+        on_left: see `L1`.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Room:
         aging: Aging | None,
         immovable: Callable[[], Iterable[tuple[int, int]]],
         clock: Callable[[], float],
+        on_left: Callable[[str, str, Collection[L1Object]], None],
     ) -> None:
         self.watched = False
         """Somebody wants to hear what leaves: see `L1.take_gone`."""
@@ -47,6 +49,7 @@ class Room:
         self._aging = aging
         self._immovable = immovable
         self._clock = clock
+        self._on_left = on_left
         self._most_ahead: int = arena.size // MOST_AHEAD
 
     @property
@@ -73,6 +76,7 @@ class Room:
         """Objects of one pool leave the table, and their slots are free."""
         if not objects:
             return
+        self._on_left("evicted", reason, objects)
         if self.watched:
             self.gone.append((reason, objects))
         pool = next(iter(objects)).space.pool
@@ -90,6 +94,7 @@ class Room:
         them, and they go with their last readers."""
         if not objects:
             return
+        self._on_left("evicted", "expired", objects)
         if self.watched:
             self.gone.append(("expired", objects))
         for obj in objects:

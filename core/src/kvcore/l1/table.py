@@ -34,6 +34,7 @@ class Table:
         *,
         lease_s: float = 60.0,
         on_evict: Callable[[Sequence[L1Object]], None] = _nothing,
+        on_left: Callable[[str, str, Collection[L1Object]], None] = lambda what, reason, objects: None,
         clock: Callable[[], float] = time.monotonic,
         division: Division | None = None,
         ttl_s: float | None = None,
@@ -41,6 +42,7 @@ class Table:
         self.arena = arena
         self.lease_s = lease_s
         self._on_evict = on_evict
+        self._on_left = on_left
         self._clock = clock
         self._lock = threading.Lock()
         self._log = Throttle()
@@ -50,7 +52,7 @@ class Table:
             pools: Callable[[str], Pool] = lambda t: Pool(t, division.make_policy() if t else policy, self._log)  # noqa: E731
             self._shares = Shares(arena.size - division.spare, division.quotas, division.default, pools, clock)
         self._aging = None if ttl_s is None else Aging(ttl_s)
-        self._room = Room(arena, self._shares, self._aging, self._immovable, clock)
+        self._room = Room(arena, self._shares, self._aging, self._immovable, clock, on_left)
         self._spaces: dict[tuple[bytes, int], ObjectSpace] = {}
         self._few_spaces = _FEW_SPACES
         self._leases: deque[ReadLease | WriteLease] = deque()
@@ -197,6 +199,7 @@ class Table:
                     self._end_read(lease)
                 else:
                     writes += 1
+                    self._on_left("failed", "lease_expired", list(lease.objects))
                     self._quarantine(lease)
             self._few_spaces = max(_FEW_SPACES, self._few_spaces * 3 // 4)
             for space, objects in self._pins.due(now):

@@ -85,6 +85,8 @@ class Tier:
         self._threads = threads
         self._opened = False
         self._closed = False
+        self.heard = True
+        """Whether it said anything when it was last asked what it has."""
         self._calling = 0
         self._memory: memoryview | None = None
         self._healing: asyncio.Task[None] | None = None
@@ -215,6 +217,7 @@ class Tier:
         What was found unreadable here counts as absent, so that it is not fetched again, and a store replaces it.
         """
         if not keys or not self.usable:
+            self.heard = self.usable
             return [False] * len(keys)
         try:
             with self._call():
@@ -222,7 +225,9 @@ class Tier:
             found = [bool(x) and k not in self._record.unreadable for k, x in zip(keys, answer, strict=True)]
         except Exception as error:
             self._record.failed("exists", len(keys), error)
+            self.heard = False
             return [False] * len(keys)
+        self.heard = True
         self.breaker.success("exists")
         return found
 

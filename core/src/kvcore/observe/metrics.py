@@ -4,7 +4,7 @@
 text comes from prometheus_client, with a registry of our own: the engine has one too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple
 
 
@@ -225,6 +225,16 @@ class Metrics:
                     labels = ",".join(f'{k}="{v}"' for k, v in sample.labels.items())
                     flat[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
         return flat
+
+    def numbers(self, names: Collection[str]) -> dict[str, float]:
+        """What these metrics stand at, at the cost of looking: `name`, or with its labels `tier_bytes/disk/load`, ->
+        value; of a histogram its sum. Not those that nothing was said of yet."""
+        found = {}
+        for (name, labels), child in list(self._children.items()):
+            if name in names:
+                kept = child._sum if METRICS[name].kind == "histogram" else child._value
+                found["/".join((name, *labels))] = kept.get()
+        return found
 
     def _family(self, name: str) -> Any:
         from prometheus_client import Counter, Gauge, Histogram

@@ -14,7 +14,7 @@ from kvcore.config import Config
 from kvcore.engine import ModelSpec, Space, StorePlan
 from kvcore.engine import space as spaces
 from kvcore.engine.lookup import count_answer
-from kvcore.observe import Metrics, Throttle
+from kvcore.observe import Asked, Decision, Decisions, Metrics, Throttle
 from kvcore.observe.savings import count_saved
 from kvcore.plugins import Registry
 from kvcore.service import wire
@@ -55,8 +55,10 @@ class RemoteEngine:
         self.name = name
         self.metrics = Metrics()
         self.metrics.set("server_up", 0)
+        self.decisions = Decisions(config.inspect.requests, config.inspect.tokens)
         self._server = config.server
         (self._address,) = config.server.url
+        self.address = str(self._address)
         self._keys = registry.create("keys", config.keys)
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
@@ -68,13 +70,15 @@ class RemoteEngine:
         self._waiting: dict[int, RemoteLookup] = {}
         self._late: dict[int, Any] = {}
         """What is answered when it is done -> the answer, None until then."""
-        self._plans: dict[int, tuple[Link, int, int]] = {}
+        self._plans: dict[int, tuple[Link, int, int, Decision | None]] = {}
         self._link: Link | None = None
         self._up = threading.Event()
         self._observer: Any = None
         self._heard_over: Link | None = None
         self._child = False
         self._closed = False
+        self.leaving: Callable[[], None] = _nothing
+        """Called by `close`."""
         self._log = Throttle()
         self._keeper = Keeper(self._address, hello_of(config.server, name, os.getpid()), self._adopt, start)
         _engines.add(self)
@@ -90,6 +94,10 @@ class RemoteEngine:
         if not self._closed and timeout_s > 0:  # which a NaN is not
             self._up.wait(min(timeout_s, threading.TIMEOUT_MAX))
         return self._link is not None and not self._closed
+
+    def spaces(self) -> list[ServedSpace]:
+        """Those that are registered and that somebody here uses."""
+        return list(self._spaces.values())
 
     def ready(self, space: ServedSpace) -> bool:
         """Is there a server, which has not refused this space?"""
@@ -120,7 +128,9 @@ class RemoteEngine:
 
     # -- loading -----------------------------------------------------------------------------------------------------
 
-    def lookup(self, space: Space, hashes: Sequence[bytes], first: int = 0, each: bool = False) -> RemoteLookup:
+    def lookup(
+        self, space: Space, hashes: Sequence[bytes], first: int = 0, asked: Asked | None = None, each: bool = False
+    ) -> RemoteLookup:
         """See `Engine.lookup`. `each`: every chunk for itself, and `retrieve` gives those that are there."""
         assert isinstance(space, ServedSpace)
         link = self._link
@@ -128,11 +138,14 @@ class RemoteEngine:
         most = wire.most_hashes(len(space.groups))
         wanted = hashes[first : first + most] if first or len(hashes) > most else hashes
         lookup = RemoteLookup(space, first, len(wanted), next(self._ids), link, self._answered)
+        if (asked is not None or not each) and not self._closed:
+            lookup.decision = self.decisions.begin(asked, space.namespace, hashes, first, space.chunk_tokens)
         if link is None or space.refused or not wanted or not spaces.even(wanted):
             lookup.lose("refused" if link is not None else "no_server")
             return lookup
         self._waiting[lookup.id] = lookup
-        answer = link.ask(wire.Find(lookup.id, space.id, len(wanted[0]), b"".join(wanted), each))
+        who = None if asked is None else wire.who_of(asked, first)
+        answer = link.ask(wire.Find(lookup.id, space.id, len(wanted[0]), b"".join(wanted), each, who))
         if isinstance(answer, wire.Found):
             self._reply(answer)
         elif answer is None:
@@ -177,6 +190,8 @@ class RemoteEngine:
         if not lookup.use(tokens):
             raise LeaseError("the lookup's leases have ended")
         count_saved(self.metrics, tokens, lookup.sources)
+        if lookup.decision is not None:
+            lookup.decision.retrieved += tokens
         return copies
 
     def renew(self, lookup: RemoteLookup) -> bool:
@@ -201,6 +216,7 @@ class RemoteEngine:
         first: int,
         last: int,
         block_ids: Sequence[Sequence[int]],
+        request: str = "",
         chained: bool = True,
     ) -> StorePlan:
         """See `Engine.reserve`. `chained`: the hashes are of chunks that follow each other."""
@@ -231,7 +247,8 @@ class RemoteEngine:
             for group in spans
         )
         size, blob = len(wanted[0]), b"".join(wanted)
-        answer = link.ask(wire.Reserve(next(self._ids), space.id, size, blob, b"".join(parent), chosen, chained))
+        above, name = b"".join(parent), wire.word(request)
+        answer = link.ask(wire.Reserve(next(self._ids), space.id, size, blob, above, chosen, chained, name))
         if answer is not None and not all(wire.whole(found, count) for found in answer.groups):
             link.lose("protocol")
         if answer is None or not link.alive:
@@ -251,14 +268,16 @@ class RemoteEngine:
         ]
         plan_id = next(self._ids) if answer.plan else 0
         if plan_id:
-            self._plans[plan_id] = (link, answer.plan, len(copies))
+            self._plans[plan_id] = (link, answer.plan, len(copies), self.decisions.latest(request))
         return self._plan(plan_id, copies, skipped, link.token)
 
     def publish(self, plan_id: int, ok: bool = True) -> None:
         """See `Engine.publish`."""
-        link, plan, count = self._plans.pop(plan_id, (None, 0, 0))
+        link, plan, count, decision = self._plans.pop(plan_id, (None, 0, 0, None))
         if link is not None and link.tell(wire.Publish(plan, bool(ok))) and ok:
             self.metrics.add("stored_chunks", count)
+            if decision is not None:
+                decision.stored += count
 
     def prefilled(self, space: Space, tokens: int, seconds: float) -> None:
         """See `Engine.prefilled`."""
@@ -373,6 +392,7 @@ class RemoteEngine:
             return
         self._closed = True
         self._keeper.close()
+        self.leaving()
 
     # -- the link ----------------------------------------------------------------------------------------------------
 
@@ -433,7 +453,7 @@ class RemoteEngine:
         for lookup in list(self._waiting.values()):
             if lookup.link is link:
                 self._lost_lookup(lookup)
-        for plan_id, (of, _, _) in list(self._plans.items()):
+        for plan_id, (of, *_) in list(self._plans.items()):
             if of is link:
                 self._plans.pop(plan_id, None)
 
@@ -444,6 +464,9 @@ class RemoteEngine:
     def _answered(self, lookup: RemoteLookup, seconds: float) -> None:
         if not self._child:
             count_answer(self.metrics, lookup, seconds)
+        if (decision := lookup.decision) is not None:
+            decision.namespace = lookup.space.namespace
+            decision.answered(lookup, seconds)
 
     def _plan(self, plan_id: int, copies: list[Copy], skipped: dict[str, int], arena: str) -> StorePlan:
         for reason, count in skipped.items() if not self._child else ():
@@ -460,6 +483,10 @@ class RemoteEngine:
             link.forked()
         for lookup in list(self._waiting.values()):
             self._lost_lookup(lookup)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _spans(ids: Sequence[int], blocks: int, count: int) -> list[tuple[int, ...] | None]:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kvcore.observe import Decision
 from kvcore.service import wire
 from kvcore.service.link import Link
 
@@ -21,7 +22,7 @@ class RemoteLookup:
 
     Attributes:
         id: the server's name for it. link: the connection it was asked over, None when there was none.
-        held: whether there are leases to release.
+        held: whether there are leases to release. decision: the record of it, or None.
         groups: where the objects are that can be retrieved, per group.
     """
 
@@ -40,6 +41,8 @@ class RemoteLookup:
         self.answer: int | None = None
         self.sources: dict[str, int] = {}
         self.misses: dict[str, int] = {}
+        self.broke = self.blame = ""
+        self.decision: Decision | None = None
         self.arena = link.token if link is not None else ""
         self.id = number
         self.link = link
@@ -66,7 +69,10 @@ class RemoteLookup:
         answer = self.answer
         if answer is not None and answer > self.first and not self.renew(RENEW_SHARE):
             gone = link is None or not link.alive
-            self.misses["no_server" if gone else "lease_expired"] = answer - self.first
+            reason = "no_server" if gone else "lease_expired"
+            self.misses[reason] = answer - self.first
+            if self.decision is not None:
+                self.decision.lost(reason)
             self.answer = answer = self.first
         return answer
 
@@ -105,10 +111,11 @@ class RemoteLookup:
         """The server's answer has come."""
         groups = len(self.space.groups)
         if reply.chunks and (len(reply.groups) != groups or not all(wire.whole(g, reply.chunks) for g in reply.groups)):
-            reply = wire.Found(reply.id, 0, reply.held, {}, {"no_server": self._objects}, [])
+            reply = wire.Found(reply.id, 0, reply.held, {}, {"no_server": self._objects}, [], "no_server")
         self.held = reply.held
         self.sources = reply.sources
         self.misses = reply.misses
+        self.broke, self.blame = reply.broke, reply.blame
         self.groups = reply.groups
         self._finish(self.first + reply.chunks)
 
@@ -116,6 +123,7 @@ class RemoteLookup:
         """No answer will come."""
         self.held = False
         self.misses = {reason: self._objects} if self._objects else {}
+        self.broke = reason if self._objects else ""
         self._finish(self.first)
 
     def _finish(self, answer: int) -> None:

@@ -140,12 +140,14 @@ class Session:
         hashes = wire.split_hashes(message.hashes, message.hash_bytes)
         space = self._spaces.get(message.space)
         if space is None:  # refused at its registration
-            self._connection.send(wire.Found(number, 0, False, {}, {"refused": len(hashes)}, []))
+            self._connection.send(wire.Found(number, 0, False, {}, {"refused": len(hashes)}, [], "refused"))
             return
         _bound(hashes, space)
         if number in self._lookups or len(self._lookups) >= MAX_LOOKUPS:
             raise wire.ProtocolError(f"lookup {number} is one too many")
-        lookup = self._engine.lookup(space, hashes, on_answer=partial(self._answered, number), each=message.each)
+        who, answered = message.who, partial(self._answered, number)
+        asked, begin = (None, 0) if who is None else (wire.asked_of(who), who.first)
+        lookup = self._engine.lookup(space, hashes, 0, asked, answered, message.each, begin)
         self._lookups[number] = lookup
         self.waiting[number] = lookup
         if lookup.answer is None:
@@ -174,7 +176,10 @@ class Session:
         if not lookup.held:
             del self._lookups[number]
         groups = [_slots(self._engine, found, chunks) for found in lookup.objects] if chunks else []
-        self._connection.send(wire.Found(number, chunks, lookup.held, lookup.sources, lookup.misses, groups))
+        found = wire.Found(
+            number, chunks, lookup.held, lookup.sources, lookup.misses, groups, lookup.broke, lookup.blame
+        )
+        self._connection.send(found)
 
     def _hold(self, message: wire.Hold) -> None:
         lookup = self._lookups.get(message.lookup)
@@ -185,6 +190,8 @@ class Session:
         lookup = self._lookups.get(message.lookup)
         if lookup is not None and self._engine.renew(lookup):
             lookup.keep()
+            if lookup.decision is not None:
+                lookup.decision.retrieved += message.tokens
             speed = self._engine.manager.admission.speed(lookup.space.spec.computed_as)
             count_saved(self._engine.metrics, message.tokens, lookup.sources, speed)
 
@@ -212,7 +219,8 @@ class Session:
             if len(indexes) > len(hashes) or max(indexes, default=0) >= len(hashes):
                 raise wire.ProtocolError("an index beyond the hashes")
             wanted.append([hashes[i] for i in indexes])
-        claim = self._engine.claim(space, wanted, [message.parent, *hashes] if message.chained else [])
+        chain = [message.parent, *hashes] if message.chained else []
+        claim = self._engine.claim(space, wanted, chain, message.request)
         if claim.id:
             self._plans[claim.id] = None
         places = {h: i for i, h in enumerate(hashes)}

@@ -8,12 +8,14 @@ import dataclasses
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from kvcore.api import ConfigError, LeaseError
 from kvcore.engine import ModelSpec, Space, StorePlan
 from kvcore.engine.parts import joined
+from kvcore.observe import Asked, Decision, Decisions
 from kvcore.service.client import RemoteEngine, ServedSpace
 from kvcore.service.lookup import RemoteLookup
 from kvcore.transfer.plan import Copy
@@ -45,15 +47,27 @@ class SeveralSpace(Space):
 class SeveralLookup:
     """An `EngineLookup` of one lookup on each server. `sources` and `misses` count the objects of all servers."""
 
-    def __init__(self, engine: "SeveralEngine", space: SeveralSpace, hashes: Sequence[bytes], first: int) -> None:
+    def __init__(
+        self,
+        engine: "SeveralEngine",
+        space: SeveralSpace,
+        hashes: Sequence[bytes],
+        first: int,
+        asked: Asked | None = None,
+    ) -> None:
         self.space = space
         self.answer: int | None = None
         self.sources: dict[str, int] = {}
         self.misses: dict[str, int] = {}
+        self.broke = self.blame = ""
+        self.decision: Decision | None = None
         self._engine = engine
         self._hashes = hashes
-        self.parts = [engine._ask(p, space, hashes, first) for p in range(len(space.parts))]
+        self._asked = asked
+        self._began = time.monotonic()
+        self.parts = [engine._ask(p, space, hashes, first, asked) for p in range(len(space.parts))]
         self.first = self.parts[0].first
+        self.decision = engine.decisions.begin(asked, space.namespace, hashes, self.first, space.chunk_tokens)
         self.arena = ""
         self._look()
 
@@ -75,12 +89,17 @@ class SeveralLookup:
                 # A window before a later end is another one than that before this end: ask for that.
                 for p in longer:
                     self._engine.parts[p].release(self.parts[p])
-                    self.parts[p] = self._engine._ask(p, self.space, self._hashes[:end], self.first)
+                    self.parts[p] = self._engine._ask(p, self.space, self._hashes[:end], self.first, self._asked)
                 continue
             if end == self.first:
                 self.release()
-            self.answer = end
+            before, self.answer = self.answer, end
             self._look()
+            if self.decision is not None and before is None:
+                self.decision.namespace = self.space.namespace
+                self.decision.answered(self, time.monotonic() - self._began)
+            elif self.decision is not None and end < (before or 0):
+                self.decision.lost(self.broke)
             return end
 
     def wait(self, timeout_s: float) -> bool:
@@ -96,6 +115,8 @@ class SeveralLookup:
         self.arena = _token([part.arena for part in self.parts])
         self.sources = _sum([part.sources for part in self.parts])
         self.misses = _sum([part.misses for part in self.parts])
+        shortest = min(self.parts, key=lambda part: part.first if part.answer is None else part.answer)
+        self.broke, self.blame = shortest.broke, shortest.blame
 
     def release(self) -> None:
         """End all leases."""
@@ -108,7 +129,11 @@ class SeveralEngine:
 
     def __init__(self, parts: Sequence[RemoteEngine]) -> None:
         self.parts = tuple(parts)
-        self._plans: dict[int, list[int]] = {}
+        inspect = self.parts[0].config.inspect
+        self.decisions = Decisions(inspect.requests, inspect.tokens)
+        for part in self.parts:
+            part.decisions = Decisions(0)  # one record of each lookup, not one per server
+        self._plans: dict[int, tuple[list[int], int, Decision | None]] = {}
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
 
@@ -128,10 +153,12 @@ class SeveralEngine:
 
     # -- loading -----------------------------------------------------------------------------------------------------
 
-    def lookup(self, space: Space, hashes: Sequence[bytes], first: int = 0) -> SeveralLookup:
+    def lookup(
+        self, space: Space, hashes: Sequence[bytes], first: int = 0, asked: Asked | None = None
+    ) -> SeveralLookup:
         """See `Engine.lookup`."""
         assert isinstance(space, SeveralSpace)
-        return SeveralLookup(self, space, hashes, first)
+        return SeveralLookup(self, space, hashes, first, asked)
 
     def queued(self, space: Space, hashes: Sequence[bytes]) -> None:
         """See `Engine.queued`."""
@@ -139,8 +166,10 @@ class SeveralEngine:
         for engine, part in zip(self.parts, space.parts, strict=True):
             engine.queued(part, hashes)
 
-    def _ask(self, part: int, space: SeveralSpace, hashes: Sequence[bytes], first: int) -> RemoteLookup:
-        return self.parts[part].lookup(space.parts[part], hashes, first)
+    def _ask(
+        self, part: int, space: SeveralSpace, hashes: Sequence[bytes], first: int, asked: Asked | None
+    ) -> RemoteLookup:
+        return self.parts[part].lookup(space.parts[part], hashes, first, asked)
 
     def retrieve(self, lookup: SeveralLookup, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
         """See `Engine.retrieve`."""
@@ -152,7 +181,13 @@ class SeveralEngine:
         plans = [e.retrieve(part, first_block, ids) for e, part in zip(self.parts, lookup.parts, strict=True)]
         # Of a group with a window a server may have more than the window: what all have is enough.
         common = set.intersection(*({_span(c) for c in plan} for plan in plans))
-        return joined([[c for c in plan if _span(c) in common] for plan in plans], len(lookup.space.groups))
+        copies = [[c for c in plan if _span(c) in common] for plan in plans]
+        if lookup.decision is not None:
+            loaded = Counter[int]()
+            for copy in copies[0]:
+                loaded[copy.group] += len(copy.blocks)
+            lookup.decision.retrieved += max(loaded.values(), default=0) * lookup.space.spec.block_tokens
+        return joined(copies, len(lookup.space.groups))
 
     def renew(self, lookup: SeveralLookup) -> bool:
         """See `Engine.renew`."""
@@ -166,16 +201,23 @@ class SeveralEngine:
     # -- storing -----------------------------------------------------------------------------------------------------
 
     def reserve(
-        self, space: Space, hashes: Sequence[bytes], first: int, last: int, block_ids: Sequence[Sequence[int]]
+        self,
+        space: Space,
+        hashes: Sequence[bytes],
+        first: int,
+        last: int,
+        block_ids: Sequence[Sequence[int]],
+        request: str = "",
     ) -> StorePlan:
         """See `Engine.reserve`. With a server away nothing is stored on the others: it would be of no use."""
         assert isinstance(space, SeveralSpace)
         for engine, part in zip(self.parts, space.parts, strict=True):
             if not engine.ready(part):  # nobody else gives up room for it
-                plan = engine.reserve(part, hashes, first, last, block_ids)
+                plan = engine.reserve(part, hashes, first, last, block_ids, request)
                 engine.publish(plan.id, ok=False)  # it may have come just now
                 return StorePlan(0, [], plan.skipped, "")
-        plans = [e.reserve(s, hashes, first, last, block_ids) for e, s in zip(self.parts, space.parts, strict=True)]
+        each = zip(self.parts, space.parts, strict=True)
+        plans = [engine.reserve(part, hashes, first, last, block_ids, request) for engine, part in each]
         skipped = _most([plan.skipped for plan in plans])
         arena = _token([plan.arena for plan in plans])
         ids = [plan.id for plan in plans]
@@ -184,14 +226,16 @@ class SeveralEngine:
             return StorePlan(0, [], skipped, arena)
         plan_id = next(self._ids)
         with self._lock:
-            self._plans[plan_id] = ids
+            self._plans[plan_id] = (ids, max(len(plan.copies) for plan in plans), self.decisions.latest(request))
         return StorePlan(plan_id, joined([plan.copies for plan in plans], len(space.groups)), skipped, arena)
 
     def publish(self, plan_id: int, ok: bool = True) -> None:
         """See `Engine.publish`."""
         with self._lock:
-            ids = self._plans.pop(plan_id, [])
+            ids, count, decision = self._plans.pop(plan_id, ([], 0, None))
         self._publish(ids, ok)
+        if ok and decision is not None:
+            decision.stored += count
 
     def _publish(self, ids: Sequence[int], ok: bool) -> None:
         for engine, plan_id in zip(self.parts, ids, strict=False):

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from kvcore.api.keys import MAX_HASH_BYTES, MIN_HASH_BYTES
-from kvcore.engine import ModelSpec
+from kvcore.engine import Asked, ModelSpec
 from kvcore.engine.attach import LENGTH, PROTOCOL, Attach, Attached, Refused
 from kvcore.engine.space import MAX_GROUPS
 
@@ -35,12 +35,15 @@ MAX_WELCOME = 64 << 10
 """Bytes of the server's answer to it."""
 MAX_DRAIN_S = 86400.0
 MAX_ID = 1 << 53
+MAX_WORD = 512
+"""Characters of what is only kept for people: more are cut off by the client."""
 
 _CACHED = 1024
 
 T = TypeVar("T")
 Id = Annotated[int, msgspec.Meta(ge=0, lt=MAX_ID)]
 Name = Annotated[str, msgspec.Meta(max_length=4096)]
+Word = Annotated[str, msgspec.Meta(max_length=MAX_WORD)]
 HashBytes = Annotated[int, msgspec.Meta(ge=MIN_HASH_BYTES, le=MAX_HASH_BYTES)]
 Packed = Annotated[bytes, msgspec.Meta(max_length=MAX_FRAME)]
 
@@ -111,6 +114,18 @@ class Forget(Request, tag="forget"):
     space: Id
 
 
+class Who(Request):
+    """Whose request it is, for the record: see `Asked`, whose token ids stay where they are. `first`: the number of the
+    first chunk in its request."""
+
+    first: Id
+    id: Word
+    tokens: Id
+    adapter: Word
+    salt: Word
+    trace: Annotated[dict[Word, Word], msgspec.Meta(max_length=4)] | None
+
+
 class Find(Request, tag="find"):
     """A lookup. Answered by `Found`, at once or, after `Searching`, when tiers have been asked.
 
@@ -123,6 +138,7 @@ class Find(Request, tag="find"):
     hash_bytes: HashBytes
     hashes: Packed
     each: bool = False
+    who: Who | None = None
 
 
 class Queued(Request, tag="queued"):
@@ -179,7 +195,8 @@ class Reserve(Request, tag="reserve"):
 
     Args:
         parent: hash of the chunk before, if any. chosen: per group the indexes of the wanted hashes, packed; None for
-            all of them. chained: each hash is of the chunk after that of the one before it.
+            all of them. chained: each hash is of the chunk after that of the one before it. request: for which
+            it is, for the record.
     """
 
     id: Id
@@ -189,6 +206,7 @@ class Reserve(Request, tag="reserve"):
     parent: Annotated[bytes, msgspec.Meta(max_length=MAX_HASH_BYTES)]
     chosen: Annotated[tuple[Packed | None, ...], msgspec.Meta(max_length=MAX_GROUPS)]
     chained: bool = True
+    request: Word = ""
 
 
 class Publish(Request, tag="publish"):
@@ -266,7 +284,7 @@ class Found(Reply, tag="found"):
     """A lookup's answer: of its hashes the first `chunks` can be retrieved, or with `each` those in `groups`.
 
     Args:
-        held: whether there are leases to release. sources, misses, groups: see `EngineLookup`.
+        held: whether there are leases to release. sources, misses, broke, blame: see `EngineLookup`.
     """
 
     id: int
@@ -275,6 +293,8 @@ class Found(Reply, tag="found"):
     sources: dict[str, int]
     misses: dict[str, int]
     groups: list[Slots]
+    broke: str = ""
+    blame: str = ""
 
 
 class Reserved(Reply, tag="reserved"):
@@ -423,6 +443,26 @@ def unpack_indexes(data: bytes) -> "Sequence[int]":
     if len(data) % 4:
         raise ProtocolError("a list of indexes that is none")
     return memoryview(data).cast("I")
+
+
+def who_of(asked: Asked, first: int) -> Who:
+    """What a server is told of a request; whatever an engine has put there, it can be sent."""
+    trace = None
+    if asked.trace:
+        trace = {word(name): word(value) for name, value in list(asked.trace.items())[:4]}
+    tokens = asked.tokens if type(asked.tokens) is int and 0 <= asked.tokens < MAX_ID else 0
+    return Who(first, word(asked.id), tokens, word(asked.adapter), word(asked.salt), trace)
+
+
+def asked_of(who: Who) -> Asked:
+    """The same at the server."""
+    return Asked(who.id, who.tokens, None, who.adapter, who.salt, who.trace)
+
+
+def word(text: Any) -> str:
+    """Text that may be sent as a `Word`."""
+    shown = str(text)[:MAX_WORD]
+    return shown if shown.isascii() else shown.encode(errors="replace").decode()
 
 
 def most_hashes(groups: int) -> int:

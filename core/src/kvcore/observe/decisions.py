@@ -1,0 +1,193 @@
+"""The record of what requests were answered: the last of them, in memory, for whoever asks why.
+
+One entry per lookup, written as it happens; all else is worked out when somebody asks. No text of a prompt is kept, and
+its token ids only where the configuration says so (`inspect.tokens`).
+"""
+
+import hashlib
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+MAX_HASHES = 131_072
+"""So many chunk hashes are kept in all, some 10 MB of them, whatever the number of requests."""
+
+
+class Asked(NamedTuple):
+    """What an engine says of a request beside its chunks. All of it may be left out.
+
+    Args:
+        id: the engine's name for the request.
+        tokens: how many its prompt has.
+        ids: the ids of these, which nobody changes any more. They stay in this process.
+        adapter: its LoRA's name.
+        salt: a short hash of what separates its KV from others', see `salt_word`; never the salt itself.
+        trace: the engine's W3C trace context: `traceparent`, `tracestate`.
+    """
+
+    id: str = ""
+    tokens: int = 0
+    ids: Sequence[int] | None = None
+    adapter: str = ""
+    salt: str = ""
+    trace: Mapping[str, str] | None = None
+
+
+NOBODY = Asked()
+_NONE: Mapping[str, int] = MappingProxyType({})
+
+
+def salt_word(salt: str) -> str:
+    """What is kept of a salt: eight letters that tell two of them apart; nothing of none."""
+    return hashlib.sha256(b"kvcore.salt\0" + salt.encode(errors="surrogatepass")).hexdigest()[:8] if salt else ""
+
+
+class Answered(Protocol):
+    """An answered lookup, see `EngineLookup`."""
+
+    @property
+    def answer(self) -> int | None: ...
+    @property
+    def sources(self) -> Mapping[str, int]: ...
+    @property
+    def misses(self) -> Mapping[str, int]: ...
+    @property
+    def broke(self) -> str: ...
+    @property
+    def blame(self) -> str: ...
+
+
+class Decision(msgspec.Struct, eq=False):
+    """One lookup and what came of it. Chunks are numbered as in their request.
+
+    Args:
+        seq: its number, from 1. at: when it was asked, in seconds since the epoch.
+        asked: what the engine said of the request.
+        namespace: where its chunks were looked for; empty while no server has said it.
+        hashes: of its chunks, from chunk `begin` on: at a server, those that the engine did not hold itself.
+        first: the first chunk that the engine did not hold itself. chunk_tokens: of each chunk.
+        answer: the chunks `[first, answer)` could be retrieved. None while tiers are asked.
+        sources: where found objects were -> how many. misses: why others were not -> how many.
+        broke: why chunk `answer` could not be had, when there is such a chunk: a reason of `kvcore_miss_chunks_total`;
+            `window` (the window of a layer before it was not there) or `no_answer` (a tier that may have it did not say
+            so). blame: the tiers that are the cause, joined by commas, where that is known.
+        seconds: from the question to the answer.
+        retrieved: tokens that were read. stored: objects that were published for this request since.
+    """
+
+    asked: Asked
+    namespace: bytes
+    hashes: Sequence[bytes]
+    first: int
+    chunk_tokens: int
+    begin: int
+    at: float
+    seq: int = 0
+    answer: int | None = None
+    sources: Mapping[str, int] = _NONE
+    misses: Mapping[str, int] = _NONE
+    broke: str = ""
+    blame: str = ""
+    seconds: float = 0.0
+    retrieved: int = 0
+    stored: int = 0
+
+    def hash_of(self, chunk: int) -> bytes | None:
+        """The hash of a chunk of the request; None where it is not on record."""
+        at = chunk - self.begin
+        return self.hashes[at] if 0 <= at < len(self.hashes) else None
+
+    @property
+    def chunks(self) -> int:
+        """Whole chunks of the request, those included that its engine held itself."""
+        return self.begin + len(self.hashes)
+
+    def answered(self, lookup: Answered, seconds: float) -> None:
+        """The lookup has been answered, in so long."""
+        self.sources, self.misses, self.broke, self.blame = lookup.sources, lookup.misses, lookup.broke, lookup.blame
+        self.seconds, self.answer = seconds, self.begin + (lookup.answer or 0)
+
+    def lost(self, reason: str) -> None:
+        """What was found can no longer be had, before it was retrieved."""
+        self.answer, self.broke, self.blame = self.first, reason, ""
+
+
+class Decisions:
+    """The last `most` lookups, and no more than `MAX_HASHES` hashes of them. Thread-safe.
+
+    Args:
+        most: 0 keeps none.
+        tokens: keep token ids, too.
+    """
+
+    def __init__(self, most: int, tokens: bool = False) -> None:
+        self.most = most
+        self.tokens = tokens
+        self.last = 0
+        """The number of the latest."""
+        self.began = time.time()
+        self._kept: deque[Decision] = deque()
+        self._latest: dict[str, Decision] = {}
+        self._hashes = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def begin(
+        self,
+        asked: Asked | None,
+        namespace: bytes,
+        hashes: Sequence[bytes],
+        first: int,
+        chunk_tokens: int,
+        begin: int = 0,
+    ) -> Decision | None:
+        """A lookup is being asked, of the chunks of a request from `begin` on, less the `first` of these; what to tell of
+        it later. None when nothing is kept. `hashes` are kept as they are: nobody may change them."""
+        if not self.most:
+            return None
+        if asked is None:
+            asked = NOBODY
+        elif asked.ids is not None and not self.tokens:
+            asked = Asked(asked.id, asked.tokens, None, asked.adapter, asked.salt, asked.trace)
+        decision = Decision(asked, namespace, hashes, begin + first, chunk_tokens, begin, time.time())
+        with self._lock:
+            self.last = decision.seq = self.last + 1
+            self._kept.append(decision)
+            self._latest[asked.id] = decision
+            self._hashes += len(hashes)
+            while len(self._kept) > self.most or (self._hashes > MAX_HASHES and len(self._kept) > 1):
+                self._forget()
+        return decision
+
+    def latest(self, request_id: str) -> Decision | None:
+        """The latest lookup of a request."""
+        return self._latest.get(request_id) if request_id else None
+
+    def of(self, request_id: str) -> list[Decision]:
+        """All lookups of a request that are kept, the latest first."""
+        return [d for d in reversed(self.since()) if d.asked.id == request_id] if request_id else []
+
+    def since(self, seq: int = 0, most: int | None = None) -> list[Decision]:
+        """What was asked after number `seq`, in order, at most so many. Between `seq` and the first of them there may
+        be some that have been forgotten: their numbers are missing."""
+        with self._lock:
+            skip = max(0, seq - self.last + len(self._kept))
+            return list(islice(self._kept, skip, None if most is None else skip + most))
+
+    def forked(self) -> None:
+        """In the child of a fork: a thread that is not here may have held the lock."""
+        self._lock = threading.Lock()
+
+    def _forget(self) -> None:
+        gone = self._kept.popleft()
+        self._hashes -= len(gone.hashes)
+        if self._latest.get(gone.asked.id) is gone:
+            del self._latest[gone.asked.id]

@@ -1,0 +1,144 @@
+"""The record of what became of objects: one entry per batch, in memory, for whoever asks where an object has gone."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterable
+from typing import NamedTuple, Protocol
+
+from kvcore.api import Failed, LoadOutcome, Missing, ObjectKey, StoreOutcome
+
+MAX_OBJECTS = 262_144
+"""Entries are kept for so many objects in all: at some 150 bytes for one that is nowhere else, 40 MB at most."""
+
+
+class Named(Protocol):
+    """What an entry is of, beside an `ObjectKey`: an object of L1."""
+
+    @property
+    def chunk_hash(self) -> bytes: ...
+    @property
+    def key(self) -> ObjectKey: ...
+
+
+Object = Named | ObjectKey
+
+
+class Note(NamedTuple):
+    """What happened to a batch of objects.
+
+    Args:
+        at: seconds since the epoch.
+        place: `l1`, or a tier's name.
+        what: `stored` (it has them since), `loaded` (it had them, and they came into L1, or the caller's memory),
+            `evicted` (it has them no more), `dropped`, `held_back` and `skipped` (they were not written to it), `failed`
+            (they could not be written to it, or loaded from it).
+        reason: of `evicted`: `room`, `cleared`, `expired` (its `ttl`), `unused` (loaded and not used, or moved on to a
+            tier with `write: evicted`). Of `dropped`, `skipped` and `failed`: a word of `kvcore_tier_dropped_total`,
+            `kvcore_store_skipped_chunks_total`, or the outcomes of `kvcore_tier_operations_total`; also
+            `evicted_from_tier` (it was gone when it was to be loaded) and `copy` (a worker could not copy it).
+        detail: of `evicted` for room: the policy that chose them, or the storage that did so itself. Of `failed`:
+            `load` or `store`.
+        objects: the batch.
+    """
+
+    at: float
+    place: str
+    what: str
+    reason: str
+    detail: str
+    objects: Collection[Object]
+
+
+class Event(NamedTuple):
+    """What happened to one object: as in `Note`."""
+
+    at: float
+    place: str
+    what: str
+    reason: str
+    detail: str
+    namespace: bytes
+    group: int
+
+
+class Journal:
+    """The latest entries, of no more than `most` objects in all. Thread-safe; `note` may be called under any lock.
+
+    Objects are kept as they are given, so noting a batch costs the same however large it is.
+    """
+
+    def __init__(self, most: int = MAX_OBJECTS) -> None:
+        self.most = most
+        """0: nothing is kept."""
+        self.since = time.time()
+        """What happened before is not known here."""
+        self._notes: deque[Note] = deque()
+        self._objects = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self._objects
+
+    def note(self, place: str, what: str, reason: str, objects: Collection[Object], detail: str = "") -> None:
+        """Something has happened to a batch of objects, which nobody changes any more."""
+        if not objects or not self.most:
+            return
+        made = Note(time.time(), place, what, reason, detail, objects)
+        with self._lock:
+            self._notes.append(made)
+            self._objects += len(objects)
+            while self._objects > self.most and len(self._notes) > 1:
+                gone = self._notes.popleft()
+                self._objects -= len(gone.objects)
+                self.since = gone.at
+
+    def outcomes(
+        self, place: str, op: str, objects: Collection[Object], outcomes: Iterable[LoadOutcome | StoreOutcome]
+    ) -> None:
+        """What came of a `load` from a tier, or of a `store` to it."""
+        if not self.most:
+            return
+        good = []
+        bad: dict[str, list[Object]] = {}
+        for obj, outcome in zip(objects, outcomes, strict=True):
+            if isinstance(outcome, Failed):
+                bad.setdefault(outcome.kind, []).append(obj)
+            elif isinstance(outcome, Missing):
+                bad.setdefault("evicted_from_tier", []).append(obj)
+            else:
+                good.append(obj)
+        self.note(place, "loaded" if op == "load" else "stored", "", good)
+        for kind, some in bad.items():
+            self.note(place, "failed", kind, some, op)
+
+    def of(self, chunk_hash: bytes, namespace: bytes | None = None) -> list[Event]:
+        """What happened to the objects of a chunk, the latest first; with `namespace` only to those of that one.
+
+        Looks through all there is, which takes up to some 20 ms.
+        """
+        with self._lock:
+            notes = list(self._notes)
+        found = []
+        for note in reversed(notes):
+            for obj in note.objects:
+                if obj.chunk_hash == chunk_hash:
+                    key = obj if isinstance(obj, ObjectKey) else obj.key
+                    if namespace is None or key.namespace == namespace:
+                        found.append(Event(*note[:5], key.namespace, key.group))
+        return found
+
+    def clear(self) -> None:
+        """Let go of all objects."""
+        with self._lock:
+            self._notes.clear()
+            self._objects = 0
+            self.since = time.time()
+
+    def forked(self) -> None:
+        """In the child of a fork: a thread that is not here may have held the lock."""
+        self._lock = threading.Lock()
+
+
+NO_JOURNAL = Journal(0)
+"""Keeps nothing."""

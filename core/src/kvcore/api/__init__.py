@@ -7,7 +7,7 @@ The config base (`PluginConfig`, `Size`, `EvictionSpec`, ...) is loaded at first
 from typing import TYPE_CHECKING, Any
 
 from kvcore.api.context import Context
-from kvcore.api.engine import EngineIntegration, Finding, Launch, LaunchRequest
+from kvcore.api.engine import EngineIntegration, Finding, Launch, LaunchRequest, Prompt
 from kvcore.api.errors import (
     ArenaError,
     ConfigError,
@@ -101,6 +101,7 @@ __all__ = [
     "PluginConfig",
     "PluginError",
     "Prefetch",
+    "Prompt",
     "Serde",
     "SerdeError",
     "SerdeUnavailable",

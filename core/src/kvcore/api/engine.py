@@ -1,11 +1,12 @@
 """What an engine plugin offers to the command line: its identity, its checks, and how its engine is started."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from kvcore.api.errors import PluginError
+from kvcore.api.keys import KeySource
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,26 @@ class Launch:
     untested: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt that somebody asks about, and that the engine has not sent.
+
+    Args:
+        tokens: its token ids.
+        block_tokens, chunk_tokens: of the model's space.
+        extra: `ModelSpec.extra` of it, as the connector has registered the model.
+        adapter: the LoRA adapter, as `NAME=PATH`; empty: none.
+        salt: what separates its KV from others', as the engine's users give it; empty: nothing.
+    """
+
+    tokens: Sequence[int]
+    block_tokens: int
+    chunk_tokens: int
+    extra: Mapping[str, str] = field(default_factory=dict)
+    adapter: str = ""
+    salt: str = ""
+
+
 class EngineIntegration(ABC):
     """Describes one engine connector. The engine loads the connector itself; this is for people."""
 
@@ -82,3 +103,11 @@ class EngineIntegration(ABC):
         is not here. Imports no engine.
         """
         raise PluginError(f"kvcore run cannot start this engine. Start it so: {self.usage()}")
+
+    def key_source(self, prompt: Prompt) -> KeySource:
+        """What the engine would give a key generator for this prompt, for `kvcore explain --prompt`. The default has
+        its tokens and no block hashes.
+
+        Raises `ConfigError` where that cannot be told, as for an adapter without its path. Imports no engine.
+        """
+        return KeySource(prompt.chunk_tokens, prompt.block_tokens, prompt.tokens)

@@ -4,7 +4,8 @@ import os
 from importlib.metadata import entry_points
 from typing import Any
 
-from kvcore.api import EngineIntegration, Finding, Launch, LaunchRequest, PluginError
+from kvcore.api import EngineIntegration, Finding, KeySource, Launch, LaunchRequest, PluginError, Prompt
+from kvcore_vllm import prompts
 from kvcore_vllm._compat import TESTED, installed_vllm, is_tested, serve_command
 from kvcore_vllm.launch import with_kvcore
 
@@ -39,6 +40,10 @@ class VllmIntegration(EngineIntegration):
         words, added = with_kvcore(request)
         untested = "" if is_tested(found[1]) else f"{' '.join(found)} {_UNTESTED}"
         return Launch(tuple(serve_command(found[0], words)), tuple(added), untested=untested)
+
+    def key_source(self, prompt: Prompt) -> KeySource:
+        """With vLLM's own block hashes, of prompts of text."""
+        return prompts.key_source(prompt)
 
     def _engine(self) -> Finding:
         found = installed_vllm()

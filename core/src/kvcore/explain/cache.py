@@ -1,0 +1,163 @@
+"""What an explanation is drawn from, whichever face the cache has: records, spaces, L1's table, and the tiers, which
+are asked while it is being made."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kvcore.api import KVCoreError, ObjectKey
+from kvcore.control import StorageManager
+from kvcore.engine import CacheEngine, Space
+from kvcore.l2 import Tier
+from kvcore.observe.decisions import Decision, Decisions
+from kvcore.observe.journal import Event, Journal
+
+ASK_S = 2.0
+"""How long a tier may take to say what it has."""
+MAX_ASKED = 4096
+"""Chunks that tiers are asked for, at the front."""
+
+
+class Presence(NamedTuple):
+    """Where the chunks of a prompt are now.
+
+    Args:
+        places: `l1` or a tier's name -> for each chunk, is it there in all the groups it must be in?
+        silent: tiers that could not be asked -> why.
+    """
+
+    places: Mapping[str, Sequence[bool]]
+    silent: Mapping[str, str]
+
+    @property
+    def prefix(self) -> int:
+        """Chunks of the front that some place has."""
+        count = 0
+        for row in zip(*self.places.values(), strict=True):
+            if not any(row):
+                break
+            count += 1
+        return count
+
+
+class Cache:
+    """One cache, asked for explanations.
+
+    Args:
+        engine: an `Engine` or an `ObjectStore`.
+        name: as people know it.
+    """
+
+    def __init__(self, engine: Any, name: str = "") -> None:
+        self.engine = engine
+        self.name = name or str(getattr(engine, "name", ""))
+        manager = getattr(engine, "manager", None)
+        self.manager: StorageManager | None = manager if isinstance(manager, StorageManager) else None
+        self.decisions: Decisions | None = _first("decisions", engine, manager)
+        self.journal: Journal | None = _first("journal", engine, manager)
+
+    def records(self) -> list[Decision]:
+        """The lookups on record, newest first."""
+        return [] if self.decisions is None else self.decisions.since()[::-1]
+
+    @property
+    def kept(self) -> int:
+        """How many lookups are kept on record; 0 where there is no record."""
+        return 0 if self.decisions is None else self.decisions.most
+
+    @property
+    def tokens(self) -> bool:
+        """Whether token ids are on record."""
+        return self.decisions is not None and self.decisions.tokens
+
+    def since(self, records: Sequence[Decision]) -> float:
+        """From when on every lookup is on record."""
+        assert self.decisions is not None
+        return records[-1].at if records and records[-1].seq > 1 else self.decisions.began
+
+    def spaces(self) -> dict[bytes, Space]:
+        """The models that are registered now, by namespace."""
+        if isinstance(self.engine, CacheEngine):
+            return dict(self.engine.registered)
+        listed = getattr(self.engine, "spaces", None)
+        return {s.namespace: s for s in listed()} if callable(listed) else {}
+
+    def events(self, chunk_hash: bytes, namespace: bytes | None = None) -> list[Event]:
+        """What is on record of a chunk's objects, newest first."""
+        return [] if self.journal is None else self.journal.of(chunk_hash, namespace)
+
+    @property
+    def policies(self) -> dict[str, str]:
+        """Tier -> its `write:`."""
+        if self.manager is None:
+            return {}
+        return {name: config.write for name, config in self.manager.tier_configs.items()}
+
+    @property
+    def named_tenants(self) -> set[str]:
+        """Tenants that the configuration names."""
+        return set() if self.manager is None else set(self.manager.config.tenants)
+
+    def speed(self, space: Space | None) -> float | None:
+        """Tokens a second that the engine computes of this model's prompts, as measured."""
+        if self.manager is None or space is None:
+            return None
+        return self.manager.admission.speed(space.spec.computed_as)
+
+    # -- where things are now ----------------------------------------------------------------------------------------
+
+    def in_l1(self, space: Space, hashes: Sequence[bytes]) -> list[bool]:
+        """Which chunks L1 has, in all groups without a window."""
+        if not isinstance(self.engine, CacheEngine) or self.engine.manager.closed:
+            return [False] * len(hashes)
+        tables = [self.engine.object_space(space, g).objects for g in _needed(space)]
+        return [all(h in table for table in tables) for h in hashes]
+
+    def presence(self, space: Space, hashes: Sequence[bytes]) -> Presence | None:
+        """Where the chunks are, in L1 and in each tier; None when only another process can tell. Waits for `ASK_S`."""
+        if self.manager is None or self.manager.closed:
+            return None
+        hashes = hashes[:MAX_ASKED]
+        places: dict[str, Sequence[bool]] = {"l1": self.in_l1(space, hashes)}
+        silent: dict[str, str] = {}
+        asked: dict[str, Tier] = {}
+        for tier in list(self.manager.tiers):
+            if tier.usable:
+                asked[tier.name] = tier
+            else:
+                silent[tier.name] = tier.breaker.cause or "its circuit breaker leaves it alone"
+        groups = _needed(space)
+        keys = [ObjectKey(space.namespace, h, g) for g in groups for h in hashes]
+        try:
+            answers = self.manager.loop.submit(_ask(asked, keys)).result(2 * ASK_S) if asked and keys else {}
+        except (TimeoutError, RuntimeError, KVCoreError) as error:
+            answers = dict.fromkeys(asked)
+            silent |= dict.fromkeys(asked, f"the tiers' loop does not answer: {error or 'something blocks it'}")
+        for name, answer in answers.items():
+            if answer is None:
+                silent.setdefault(name, f"it has not answered within {ASK_S:g} s")
+            else:
+                parts = [answer[at : at + len(hashes)] for at in range(0, len(answer), len(hashes))]
+                places[name] = [all(column) for column in zip(*parts, strict=True)]
+        return Presence(places, silent)
+
+    def tier(self, name: str) -> Tier | None:
+        """A tier by its name."""
+        tiers = list(self.manager.tiers) if self.manager is not None else []
+        return next((t for t in tiers if t.name == name), None)
+
+
+def _first(name: str, *owners: Any) -> Any:
+    """That of the first that has one."""
+    return next((found for owner in owners if (found := getattr(owner, name, None)) is not None), None)
+
+
+def _needed(space: Space) -> list[int]:
+    """The groups that need every chunk of a prefix: those with a window need only its end."""
+    return [g for g, window in enumerate(space.windows) if window is None] or list(range(len(space.windows)))
+
+
+async def _ask(tiers: Mapping[str, Tier], keys: Sequence[ObjectKey]) -> dict[str, list[bool] | None]:
+    asked = {name: asyncio.ensure_future(tier.exists(keys)) for name, tier in tiers.items()}
+    await asyncio.wait(asked.values(), timeout=ASK_S)
+    return {name: task.result() if task.done() and not task.cancelled() else None for name, task in asked.items()}

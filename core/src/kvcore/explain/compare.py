@@ -1,0 +1,96 @@
+"""How much two prompts have in common, to the cache."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kvcore.api import ConfigError
+from kvcore.explain import specs
+from kvcore.explain.cache import Cache
+from kvcore.explain.explain import explain_request, prompt_decision
+from kvcore.explain.models import Comparison, DifferenceModel, DiffModel, Question, Side
+from kvcore.explain.nearest import parting, shared, shared_tokens
+from kvcore.observe.decisions import Decision
+
+
+class Two(NamedTuple):
+    """Two prompts as far as they are known. Args: ids: their tokens, or None."""
+
+    names: tuple[str, str]
+    tokens: tuple[int, int]
+    ids: tuple[Sequence[int] | None, Sequence[int] | None]
+    chunk_tokens: int = 0
+    chunks: int | None = None
+    differences: Sequence[DifferenceModel] = ()
+
+
+def compare(engine: Any, asked: Comparison, name: str = "") -> DiffModel:
+    """Compare requests on record and prompts. Raises `ConfigError` for a request that is not on record."""
+    cache = Cache(engine, name)
+    a, b = (_decision(cache, side, asked.model) for side in (asked.a, asked.b))
+    found: list[DifferenceModel] = []
+    if a.namespace != b.namespace and a.asked.id and b.asked.id:
+        spaces, tenants = cache.spaces(), cache.named_tenants
+        fields = [specs.fields(spaces[d.namespace], tenants) for d in (a, b) if d.namespace in spaces]
+        if len(fields) == 2:
+            found = specs.differences(*fields)
+        else:
+            found = specs.differences({"namespace": a.namespace.hex()}, {"namespace": b.namespace.hex()})
+    chunks = shared(a, b) if a.hashes and b.hashes else None
+    return told(
+        Two(
+            (a.asked.id, b.asked.id), (a.asked.tokens, b.asked.tokens), (a.asked.ids, b.asked.ids), a.chunk_tokens,
+            chunks, found,
+        )
+    )  # fmt: skip
+
+
+def _decision(cache: Cache, side: Side, model: str) -> Decision:
+    if side.tokens:
+        return prompt_decision(cache, Question(tokens=side.tokens, model=model))
+    if not side.request:
+        raise ConfigError("a side is empty: name a request on record, or give the tokens of a prompt")
+    found = explain_request(cache.engine, side.request, cache.name).explanations[0]
+    return next(d for d in cache.records() if d.asked.id == found.request)
+
+
+def told(two: Two) -> DiffModel:
+    """What is known of two prompts, in a sentence, too."""
+    a, b = two.ids
+    size, chunks = two.chunk_tokens, two.chunks
+    tokens = shared_tokens(a, b) if a is not None and b is not None else None
+    if tokens is not None and chunks is None and size and not two.differences:
+        chunks = tokens // size
+    here: list[int] = []
+    there: list[int] = []
+    at = 0
+    if tokens is not None and a is not None and b is not None:
+        here, there, at = parting(a, b, tokens)
+    text, remedy = _sentence(two, tokens, chunks)
+    return DiffModel(
+        a=two.names[0], b=two.names[1], chunk_tokens=size, tokens_a=two.tokens[0], tokens_b=two.tokens[1],
+        chunks=chunks, tokens=tokens, here=here, there=there, at_here=at, differences=list(two.differences),
+        text=text, remedy=remedy,
+    )  # fmt: skip
+
+
+def _sentence(two: Two, tokens: int | None, chunks: int | None) -> tuple[str, str]:
+    size = two.chunk_tokens
+    if two.differences:
+        what = f"the first {tokens:,} tokens are the same, but " if tokens else ""
+        return f"nothing: {what}their namespaces differ in {specs.told(list(two.differences))}", (
+            "give both the same, if KV may be shared"
+        )
+    if tokens is None:
+        if chunks is None:
+            return "not known: neither hashes nor tokens of both are on record", ""
+        return f"{chunks} chunks of {size} tokens; which token differs is not on record", (
+            "`inspect: {tokens: true}` keeps token ids on record"
+        )
+    if not size:
+        return f"the first {tokens:,} tokens; how many chunks that is, a running cache says, or --chunk-tokens N", ""
+    part = (
+        f"the first {tokens:,} tokens: {chunks} whole chunks of {size}, so {(chunks or 0) * size:,} tokens are reused"
+    )
+    if tokens == min(two.tokens) or (chunks and tokens >= size):
+        return part, ""
+    return part, "put what varies last; a smaller `chunk_tokens`, if many prompts share so short a beginning"

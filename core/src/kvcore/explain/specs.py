@@ -1,0 +1,71 @@
+"""In what two namespaces differ, in words: the fields that `kvcore.engine.space.namespace` fingerprints."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from kvcore.engine import Space
+from kvcore.explain.models import DifferenceModel
+
+_MAX_SHOWN = 120
+_WORDS = {"extra.lora": "lora", "extra.hash": "prefix hash", "extra.hf_config": "model config", "extra.reset": "reset"}
+
+
+def fields(space: Space, known_tenants: "frozenset[str] | set[str]" = frozenset()) -> dict[str, str]:
+    """What this space's namespace is made of. Tenants that the configuration does not name are shown as a short hash:
+    they may be a request's cache salt."""
+    spec = space.spec
+    found = {
+        "engine": spec.engine,
+        "model": spec.model,
+        "weights": spec.weights,
+        "dtype": spec.dtype,
+        "element_bytes": str(spec.element_bytes),
+        "layout": spec.layout,
+        "attention backend": spec.backend,
+        "instruction set": spec.isa,
+        "block_tokens": str(spec.block_tokens),
+        "chunk_tokens": str(space.chunk_tokens),
+        "ranks": str(spec.ranks),
+        "keys": scheme_of(space),
+        "tenant": tenant_shown(space.tenant, known_tenants),
+        "lora": "",
+    }
+    found |= {f"parallel {name}": str(size) for name, size in spec.parallel.items()}
+    found |= {_WORDS.get(f"extra.{name}", name): value for name, value in spec.extra.items()}
+    found["KV groups"] = "; ".join(
+        f"{len(g.layers)} layers of {sum(g.block_bytes)} bytes a block"
+        + (f", window {g.window_tokens}" if g.window_tokens is not None else "")
+        for g in spec.groups
+    )
+    return found
+
+
+def differences(here: Mapping[str, str], there: Mapping[str, str]) -> list[DifferenceModel]:
+    """The fields that differ."""
+    return [
+        DifferenceModel(field=name, here=_shown(here.get(name, "")), there=_shown(there.get(name, "")))
+        for name in dict.fromkeys((*here, *there))
+        if here.get(name, "") != there.get(name, "")
+    ]
+
+
+def told(found: list[DifferenceModel]) -> str:
+    """The same in half a sentence."""
+    return ", ".join(f"{d.field} ({d.here or 'none'} here, {d.there or 'none'} there)" for d in found) or "nothing"
+
+
+def scheme_of(space: Any) -> str:
+    """The key scheme of a space: a server's clients make their own keys."""
+    return str(getattr(space, "scheme", "") or space._keys.scheme)
+
+
+def tenant_shown(tenant: str, known: "frozenset[str] | set[str]") -> str:
+    """A tenant's name, or a short hash of it."""
+    if not tenant or tenant in known:
+        return tenant
+    return "#" + hashlib.sha256(tenant.encode(errors="surrogatepass")).hexdigest()[:8]
+
+
+def _shown(value: str) -> str:
+    return value if len(value) <= _MAX_SHOWN else f"{value[: _MAX_SHOWN - 1]}…"

@@ -37,6 +37,7 @@ $(VENV)/.ready: requirements/dev.txt requirements/no-deps.txt requirements/vllm-
 	@$(PIP) install --no-deps -c constraints.txt -r requirements/no-deps.txt
 	@sh requirements/debian.sh Mooncake libibverbs1 libnuma1 libcurl4
 	@sh requirements/debian.sh "the CUDA kernels as host code" g++
+	@sh requirements/debian.sh "systemd's units" systemd
 	@echo "5/5 kvcore and its plugins, editable"
 	@$(PIP) install --no-deps --no-build-isolation $(addprefix -e ,$(PACKAGES))
 	@touch $@

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 
 from kvcore.cli.app import COMMANDS
 
@@ -11,6 +12,7 @@ Actions = list[argparse.Action]
 
 def page(note: str) -> str:
     """The page; `note` says who writes it."""
+    commands = {name: about for name, about in COMMANDS.items() if find_spec(about[0])}
     parts = [
         "# Command line",
         note,
@@ -22,11 +24,11 @@ def page(note: str) -> str:
             [
                 "| command | |",
                 "|---|---|",
-                *(f"| [`kvcore {name}`](#kvcore-{name}) | {text} |" for name, (_, text) in COMMANDS.items()),
+                *(f"| [`kvcore {name}`](#kvcore-{name}) | {text} |" for name, (_, text) in commands.items()),
             ]
         ),
     ]
-    for name, (module, text) in COMMANDS.items():
+    for name, (module, text) in commands.items():
         parser = argparse.ArgumentParser(prog=f"kvcore {name}", description=text, allow_abbrev=False)
         import_module(module).add_arguments(parser)
         parts += _command(parser, text)

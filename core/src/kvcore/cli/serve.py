@@ -17,8 +17,8 @@ from kvcore.plugins import registry_from_env
 if TYPE_CHECKING:
     from kvcore.config import ServerConfig
     from kvcore.config.tree import Fault
-    from kvcore.service.children import Children
     from kvcore.service.http import HttpServer
+    from kvcore.service.inspect import Subject
     from kvcore.service.server import Server
 
 HTTP = "127.0.0.1:7601"
@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from kvcore.engine import CacheEngine
     from kvcore.service.address import Listener
     from kvcore.service.children import Children, environment
+    from kvcore.service.inspect import Subject, show
     from kvcore.service.server import Server
 
     token = config.server.token.get_secret_value() if config.server.token is not None else None
@@ -78,7 +79,11 @@ def run(args: argparse.Namespace) -> int:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
                     signal.signal(number, lambda *_: server.stop())
-            http = _http(server, config.server, children) if config.server.http is not None else None
+            subject = Subject(
+                engine, "server", engine.manager, (), str(server.addresses[0]), server.sessions, children.status
+            )
+            show(subject)
+            http = _http(server, config.server, subject) if config.server.http is not None else None
             size = format_size(engine.l1.arena.size)
             where = " and ".join([*map(str, config.server.url), *([http.url] if http is not None else [])])
             print(f"kvcore is ready on {where}: L1 of {size}, tiers: {', '.join(engine.tiers) or 'none'}", flush=True)
@@ -107,13 +112,9 @@ def _as_typed(fault: "Fault") -> "Fault":
     return replace(fault, place="--http") if fault.place == "flag server.http.listen" else fault
 
 
-def _http(server: "Server", config: "ServerConfig", children: "Children") -> "HttpServer":
+def _http(server: "Server", config: "ServerConfig", subject: "Subject") -> "HttpServer":
     """HTTP beside the server. Raises `ConfigError`."""
     from kvcore.service.http import Node, serve_http
 
     assert config.http is not None
-    address = str(server.addresses[0])
-    node = Node(
-        server.engine, address, lambda: server.status()["sessions"], {"serve": server.post}, helpers=children.status
-    )
-    return serve_http(node, config.http)
+    return serve_http(Node(server.engine, loops={"serve": server.post}, subject=subject), config.http)

@@ -12,6 +12,7 @@ PREFIX = "KVCORE_"
 OTHER_VARIABLES = {
     "KVCORE_CONFIG": "the configuration file, when none is given",
     "KVCORE_HTTP": "set by `kvcore serve` for the programs of `plugins.run`: where it serves HTTP",
+    "KVCORE_RUN_DIR": "the folder of the sockets through which open caches are asked, see [inspect.md](inspect.md)",
     "KVCORE_CUDA_KERNELS": "`off`: KV on NVIDIA GPUs is copied by torch operations, also where CuPy is installed",
     "KVCORE_BLOCK_PLUGINS": "plugins that must not be imported: a list as described below",
     "KVCORE_ALLOW_PLUGINS": "when set, no other plugins but the core's own may be imported: a list of the same form",

@@ -42,7 +42,7 @@ class LocalStore:
     """
 
     def __init__(self, manager: StorageManager, name: str = "kvcore") -> None:
-        self._manager = manager
+        self.manager = self._manager = manager
         self.metrics = manager.metrics
         self._batches = Batches(manager)
         self._log = Throttle()

@@ -7,6 +7,8 @@ from kvcore.api import ConfigError
 from kvcore.config import Config, load_config
 from kvcore.engine import CacheEngine, Engine, LocalStore, ObjectStore
 from kvcore.plugins import Registry, registry_from_env
+from kvcore.service.inspect.door import show
+from kvcore.service.inspect.subject import Subject
 
 if TYPE_CHECKING:
     from kvcore.service.client import RemoteEngine
@@ -25,13 +27,17 @@ def open_engine(path: str | None = None, *, flags: Mapping[str, Any] | None = No
     registry = registry_from_env()
     config = load_config(path, flags=dict(flags or {}), registry=registry)
     if config.server is None:
-        return CacheEngine.of(config, registry, name)
+        engine = CacheEngine.of(config, registry, name)
+        show(Subject(engine, name, engine.manager))
+        return engine
     engines = _remote(config, registry, flags or {}, name)
-    if len(engines) == 1:
-        return engines[0]
-    from kvcore.service.several import SeveralEngine
+    several: Engine = engines[0]
+    if len(engines) > 1:
+        from kvcore.service.several import SeveralEngine
 
-    return SeveralEngine(engines)
+        several = SeveralEngine(engines)
+    show(Subject(several, name, clients=engines))
+    return several
 
 
 def open_store(path: str | None = None, *, flags: Mapping[str, Any] | None = None, name: str = "kvcore") -> ObjectStore:
@@ -46,7 +52,9 @@ def open_store(path: str | None = None, *, flags: Mapping[str, Any] | None = Non
     registry = registry_from_env()
     config = load_config(path, flags=dict(flags or {}), registry=registry)
     if config.server is None:
-        return LocalStore.of(config, registry, name)
+        local = LocalStore.of(config, registry, name)
+        show(Subject(local, name, local.manager))
+        return local
     if len(config.server.url) > 1:
         raise ConfigError(
             f"server: {len(config.server.url)} servers, over which an object store cannot be spread: give `server.url` "
@@ -55,7 +63,9 @@ def open_store(path: str | None = None, *, flags: Mapping[str, Any] | None = Non
     from kvcore.service.store import RemoteStore
 
     (engine,) = _remote(config, registry, flags or {}, name)
-    return RemoteStore(engine)
+    store = RemoteStore(engine)
+    show(Subject(store, name, clients=[engine]))
+    return store
 
 
 def _remote(config: Config, registry: Registry, flags: Mapping[str, Any], name: str) -> "list[RemoteEngine]":

@@ -123,8 +123,12 @@ class Server:
             "version": __version__,
             "protocol": wire.PROTOCOL,
             "addresses": [str(a) for a in self.addresses],
-            "sessions": [s.status() for s in list(self._sessions.values())],
+            "sessions": self.sessions(),
         }
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """Who is connected. From any thread."""
+        return [s.status() for s in list(self._sessions.values())]
 
     # -- listening -----------------------------------------------------------------------------------------------------
 

@@ -2,19 +2,16 @@
 
 import asyncio
 import heapq
-import os
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
-from kvcore import __version__
 from kvcore.api import GROUPS, ObjectKey
 from kvcore.config.tenants import DEFAULT_TENANT
 from kvcore.control.tiers import NoSuchTier, TierConflict
@@ -28,9 +25,13 @@ from kvcore.service.http.listing import SLICE, Listings, Row, Turns, on, residen
 from kvcore.service.http.openapi import document
 from kvcore.service.http.problems import Problem
 from kvcore.service.http.routes import Call, Endpoint, http_problem, route
-from kvcore.service.http.tiers import Views
+from kvcore.service.inspect import models as shown
+from kvcore.service.inspect import views
+from kvcore.service.inspect.hot import hot
+from kvcore.service.inspect.subject import Subject
 from kvcore.tenants import Usage
 
+T = TypeVar("T")
 CHANGE_S = 70.0
 """A tier that opens or drains takes less."""
 ASK_S = 2.0
@@ -51,6 +52,7 @@ class Node:
         sessions: the clients of now, each with the fields of `SessionModel`; called on HTTP's thread, returns at once.
         loops: name -> how to have that loop call something, for `/healthz`. The tiers' own loop is always watched.
         helpers: the programs beside the cache, each with the fields of `HelperModel`; called like `sessions`.
+        subject: the same cache as it is shown elsewhere, in place of address, sessions and helpers.
     """
 
     engine: CacheEngine
@@ -58,20 +60,24 @@ class Node:
     sessions: Callable[[], Sequence[Mapping[str, Any]]] = _none
     loops: Mapping[str, Post] = field(default_factory=dict)
     helpers: Callable[[], Sequence[Mapping[str, Any]]] = _none
+    subject: Subject | None = None
 
 
 class Api:
     """The endpoints' handlers and what they keep between requests. On one loop."""
 
     def __init__(self, node: Node) -> None:
-        self._node = node
         self._engine = node.engine
         self._manager = node.engine.manager
+        self._subject = node.subject or Subject(
+            node.engine, node.engine.name, self._manager, (), node.address, node.sessions, node.helpers
+        )
         self._health = Health(self._manager, node.loops)
-        self._views = Views(self._manager)
+        tiers = views.tiers(self._subject)
+        assert tiers is not None
+        self._tiers = tiers
         self._listings = Listings()
         self._turns = Turns()
-        self._began = time.monotonic()
         self._threads = Threads("kvcore-http-work", 4)
 
     def close(self) -> None:
@@ -89,21 +95,21 @@ class Api:
     async def metrics(self, _: Call) -> Response:
         return Response(await self._work(self._engine.metrics_text), media_type=PROMETHEUS)
 
-    async def status(self, _: Call) -> m.StatusModel:
-        usage = await self._work(self._manager.l1.usage)
-        kept = {name: usage[name] for name in m.L1Model.model_fields}
-        return m.StatusModel(
-            version=__version__,
-            name=self._engine.name,
-            pid=os.getpid(),
-            address=self._node.address,
-            started=m.when(self._began),
-            uptime_s=round(time.monotonic() - self._began, 3),
-            l1=m.L1Model(**kept),
-            tiers=await self._views.all(),
-            sessions=[m.SessionModel.model_validate(s) for s in self._node.sessions()],
-            helpers=[m.HelperModel.model_validate(h) for h in self._node.helpers()],
-        )
+    async def status(self, _: Call) -> shown.StatusModel:
+        return await self._view(views.status)
+
+    async def requests(self, call: Call) -> shown.RequestsModel:
+        return await self._view(views.requests, call.query)
+
+    async def history(self, call: Call) -> shown.HistoryModel:
+        return await self._view(views.history, call.query)
+
+    async def hot(self, call: Call) -> shown.HotModel:
+        return await self._view(hot, call.query)
+
+    async def _view(self, view: Callable[[Subject, Any], T], query: Any = None) -> T:
+        answer: T = await self._work(partial(view, self._subject, query))
+        return answer
 
     async def plugins(self, _: Call) -> m.PluginsModel:
         found = await self._work(self._installed)
@@ -197,12 +203,13 @@ class Api:
     # -- tiers -------------------------------------------------------------------------------------------------------
 
     async def tiers(self, _: Call) -> m.TiersModel:
-        return m.TiersModel(tiers=await self._views.all())
+        return m.TiersModel(tiers=await self._work(self._tiers.all))
 
-    async def add_tier(self, call: Call) -> m.TierModel:
+    async def add_tier(self, call: Call) -> shown.TierModel:
         before = call.query.before
         tier = await self._change(lambda: self._manager.add_tier(call.body.root, before))
-        return await self._views.one(tier)
+        shown_tier: shown.TierModel = await self._work(partial(self._tiers.one, tier))
+        return shown_tier
 
     async def remove_tier(self, call: Call) -> m.RemovedTierModel:
         name = call.path["name"]
@@ -251,12 +258,24 @@ def endpoints(api: Api) -> list[Endpoint]:
             api.readyz, m.HealthModel, "health", problems=(503,),
         ),
         Endpoint("GET", "/metrics", "All metrics in the Prometheus text format", api.metrics, PROMETHEUS),
-        Endpoint("GET", "/status", "The whole cache at one glance", api.status, m.StatusModel),
+        Endpoint("GET", "/status", "The whole cache at one glance", api.status, shown.StatusModel),
+        Endpoint(
+            "GET", "/history", "The numbers of the cache since it was opened",
+            api.history, shown.HistoryModel, query=shown.HistoryQuery,
+        ),
+        Endpoint(
+            "GET", "/requests", "The last requests, and what they found",
+            api.requests, shown.RequestsModel, "token", shown.RequestsQuery,
+        ),
+        Endpoint(
+            "GET", "/hot", "What the last requests have in common, and whose they are",
+            api.hot, shown.HotModel, "token", shown.HotQuery,
+        ),
         Endpoint("GET", "/plugins", "What is installed", api.plugins, m.PluginsModel),
         Endpoint("GET", "/tiers", "All tiers, in order of preference", api.tiers, m.TiersModel),
         Endpoint(
             "POST", "/tiers", "Add a tier. Requests go on meanwhile; it is written to and read from once it is open",
-            api.add_tier, m.TierModel, "token", m.NewTierQuery, m.NewTier, 201, (404, 409),
+            api.add_tier, shown.TierModel, "token", m.NewTierQuery, m.NewTier, 201, (404, 409),
         ),
         Endpoint(
             "DELETE", "/tiers/{name}", "Remove a tier. What is asked of it ends first, and what it stores stays there",

@@ -12,7 +12,8 @@ from contextlib import suppress
 
 from kvcore.control.manager import REAP_S, StorageManager
 from kvcore.l2 import Tier
-from kvcore.service.http.models import CheckModel, HealthModel, Status, when
+from kvcore.service.http.models import CheckModel, HealthModel, Status
+from kvcore.service.inspect.models import when
 
 PATIENCE_S = 1.0
 """So long a loop may be busy with something else."""

@@ -1,39 +1,20 @@
 """What goes over HTTP, typed: the source of `/openapi.json`. Sizes are bytes, times are UTC."""
 
-import time
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    RootModel,
-    StringConstraints,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, RootModel, StringConstraints, WithJsonSchema, model_validator
 
 from kvcore.api import parse_size
+from kvcore.service.inspect.models import Hex as Hex
+from kvcore.service.inspect.models import Model as Model
+from kvcore.service.inspect.models import Namespace as Namespace
+from kvcore.service.inspect.models import TierModel
 
-Namespace = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
-Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]*$")]
 Status = Literal["ok", "degraded", "stuck"]
 TierName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")]
 MAX_PAGE = 1000
 MAX_DRAIN_S = 30.0
-
-
-def when(at_monotonic: float) -> datetime:
-    """A time of the monotonic clock as one of the calendar."""
-    return datetime.fromtimestamp(time.time() - (time.monotonic() - at_monotonic), UTC)
-
-
-class Model(BaseModel):
-    """Closed and immutable; its docstrings are the descriptions. Built at its first use: a start shall be short."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True)
 
 
 # -- health ------------------------------------------------------------------------------------------------------------
@@ -60,113 +41,7 @@ class HealthModel(Model):
     checks: list[CheckModel]
 
 
-# -- status ------------------------------------------------------------------------------------------------------------
-
-
-class L1Model(Model):
-    """Host memory."""
-
-    size: int
-    """Bytes of the arena."""
-    free: int
-    """Bytes that hold nothing."""
-    quarantined: int
-    """Bytes whose write lease ran out and whose writer has not answered."""
-    objects: int
-    """Objects that can be read."""
-    staging: int
-    """Objects that are being written."""
-    leases: int
-    """Leases held by engines and by what is written to tiers."""
-
-
-class UsageModel(Model):
-    """What a storage says that it holds."""
-
-    nbytes: int
-    objects: int
-    capacity: int | None
-    """Bytes it may hold, where it keeps to a limit."""
-    age_s: float
-    """Seconds since it said so."""
-
-
-class TierModel(Model):
-    """One tier."""
-
-    name: str
-    storage: str
-    """The storage plugin."""
-    serde: list[str]
-    """The serde plugins, in the order in which they encode."""
-    write: str
-    """`all`, `evicted` or `none`."""
-    promote: bool
-    state: Literal["open", "opening", "down", "stuck"]
-    """`down`: its circuit breaker leaves it alone; `stuck`: calls hang in it beyond their deadline."""
-    since: datetime | None
-    """Since when it is not open."""
-    cause: str
-    """Why it is not open."""
-    queue_objects: int
-    """Objects that wait to be written."""
-    queue_bytes: int
-    usage: UsageModel | None
-    """None where the storage cannot tell, or has not yet."""
-
-
-class SessionModel(Model):
-    """One client of the server."""
-
-    name: str
-    """The name that the engine gave itself."""
-    pid: int
-    """Its process, as it says."""
-    since: datetime
-    """When it connected."""
-    spaces: int
-    """Models (and tenants) that it has registered."""
-    lookups: int
-    """Lookups that hold leases."""
-    plans: int
-    """Stores that are being copied."""
-    workers: int
-    """Workers that have the arena mapped."""
-
-
-class HelperModel(Model):
-    """One program of `plugins.run`."""
-
-    name: str
-    """Its file name, with a number where it is listed several times."""
-    path: str
-    state: Literal["running", "waiting", "ended", "failed"]
-    """`waiting`: for its next start; `ended`: it is not to be started again; `failed`: it has ended too often."""
-    since: datetime
-    """Since when it is so."""
-    pid: int | None
-    """Its process, which leads a group of that number; None while it does not run."""
-    starts: int
-    """Times it was started."""
-    last: str
-    """How it last ended; empty while it has not."""
-
-
-class StatusModel(Model):
-    """The whole cache at one glance."""
-
-    version: str
-    name: str
-    pid: int
-    address: str
-    """Where engines connect; empty for a cache inside an engine."""
-    started: datetime
-    uptime_s: float
-    l1: L1Model
-    tiers: list[TierModel]
-    sessions: list[SessionModel]
-    helpers: list[HelperModel]
-    """Programs of `plugins.run`."""
+# -- namespaces --------------------------------------------------------------------------------------------------------
 
 
 class NamespaceModel(Model):

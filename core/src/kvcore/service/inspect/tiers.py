@@ -1,58 +1,68 @@
 """The tiers as they are shown: their state, their queue, and what their storage holds."""
 
-import asyncio
+import threading
 import time
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
 
 from kvcore.api import Usage
-from kvcore.control.manager import StorageManager
+from kvcore.control import StorageManager
 from kvcore.l2 import Tier
-from kvcore.service.http.models import TierModel, UsageModel, when
+from kvcore.service.inspect.models import TierModel, UsageModel, when
 
 USAGE_S = 0.3
 """So long an answer waits for what the storages hold; one that takes longer is shown with the next."""
 
 
-class Views:
-    """Shows tiers. A storage is asked what it holds by one call at a time, so that one that hangs costs one thread."""
+class TierViews:
+    """Shows tiers, from any thread. A storage is asked what it holds by one call at a time, so that one that hangs
+    costs one thread."""
 
     def __init__(self, manager: StorageManager) -> None:
         self._manager = manager
-        self._asked: dict[Tier, asyncio.Future[Usage | None]] = {}
+        self._lock = threading.Lock()
+        self._asked: dict[Tier, Future[Usage | None]] = {}
         self._known: dict[Tier, tuple[Usage, float]] = {}
 
-    async def all(self) -> list[TierModel]:
-        """All tiers, in order."""
+    def all(self) -> list[TierModel]:
+        """All tiers, in order. Waits for at most `USAGE_S`."""
         tiers = list(self._manager.tiers)
-        for gone in [t for t in self._known if t not in tiers]:
-            del self._known[gone]
-        await self._ask(tiers)
+        with self._lock:
+            for gone in [t for t in self._known if t not in tiers]:
+                del self._known[gone]
+        self._ask(tiers)
         return [self._show(tier) for tier in tiers]
 
-    async def one(self, tier: Tier) -> TierModel:
+    def one(self, tier: Tier) -> TierModel:
         """One of them."""
-        await self._ask([tier])
+        self._ask([tier])
         return self._show(tier)
 
-    async def _ask(self, tiers: list[Tier]) -> None:
-        for tier in tiers:
-            if tier not in self._asked and tier.usable and tier.stuck_s is None:
-                future = asyncio.wrap_future(self._manager.loop.submit(tier.usage()))
-                self._asked[tier] = future
-                future.add_done_callback(partial(self._answered, tier))
-        waiting = [self._asked[t] for t in tiers if t in self._asked]
+    def _ask(self, tiers: list[Tier]) -> None:
+        if self._manager.closed:
+            return
+        with self._lock:
+            due = [t for t in tiers if t not in self._asked and t.usable and t.stuck_s is None]
+            asked = {tier: self._manager.loop.submit(tier.usage()) for tier in due}
+            self._asked |= asked
+            waiting = [self._asked[t] for t in tiers if t in self._asked]
+        for tier, future in asked.items():
+            future.add_done_callback(partial(self._answered, tier))
         if waiting:
-            await asyncio.wait(waiting, timeout=USAGE_S)
+            wait(waiting, timeout=USAGE_S)
 
-    def _answered(self, tier: Tier, done: "asyncio.Future[Usage | None]") -> None:
-        del self._asked[tier]
-        if not done.cancelled() and done.exception() is None and (usage := done.result()) is not None:
-            self._known[tier] = (usage, time.monotonic())
+    def _answered(self, tier: Tier, done: "Future[Usage | None]") -> None:
+        with self._lock:
+            self._asked.pop(tier, None)
+            if not done.cancelled() and done.exception() is None and (usage := done.result()) is not None:
+                self._known[tier] = (usage, time.monotonic())
 
     def _show(self, tier: Tier) -> TierModel:
-        config = self._manager.tier_configs.get(tier.name)
-        objects, nbytes = self._manager.stores.waiting().get(tier.name, (0, 0))
+        manager = self._manager
+        config = manager.tier_configs.get(tier.name)
+        waiting = {} if manager.arena is None else manager.stores.waiting()
+        objects, nbytes = waiting.get(tier.name, (0, 0))
         known = self._known.get(tier)
         return TierModel(
             name=tier.name,

@@ -1,0 +1,90 @@
+"""One question over a door: HTTP, one request a connection, JSON."""
+
+import socket
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from pydantic import ValidationError
+
+from kvcore.api import KVCoreError
+from kvcore.observe import logger
+from kvcore.service.inspect.routes import ROUTES, NotFound
+from kvcore.service.inspect.subject import Subject
+
+MAX_BODY_BYTES = 16 << 20
+"""The tokens of a long prompt as JSON are about a megabyte."""
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def answer(asking: socket.socket, subject: Subject) -> None:
+    """Read a request and answer it. Raises `OSError` when who asks is gone."""
+    _Handler(asking, subject)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def __init__(self, asking: socket.socket, subject: Subject) -> None:
+        self._subject = subject
+        super().__init__(asking, ("", 0), None)  # type: ignore[arg-type]  # it has no server
+
+    def do_GET(self) -> None:
+        self._reply(b"")
+
+    def do_POST(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
+            self.send_error(413, f"a body has a Content-Length of at most {MAX_BODY_BYTES} bytes")
+            return
+        self._reply(self.rfile.read(int(length)))
+
+    def _reply(self, body: bytes) -> None:
+        url = urlsplit(self.path)
+        route = ROUTES.get((self.command, url.path))
+        if route is None:
+            known = ", ".join(f"{method} {path}" for method, path in ROUTES)
+            self.send_error(404, f"there is no {self.command} {url.path}: there are {known}")
+            return
+        try:
+            query = route.query.model_validate(dict(parse_qsl(url.query))) if route.query else None
+            given = route.body.model_validate_json(body or b"{}") if route.body else None
+            found = route.view(self._subject, given if query is None else query)
+        except NotFound as error:
+            self.send_error(404, str(error))
+        except ValidationError as error:
+            text = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
+            self.send_error(422, text)
+        except KVCoreError as error:
+            self.send_error(422, str(error))
+        except TimeoutError as error:
+            self.send_error(504, f"not done in time: {error}")
+        except Exception:
+            logger.exception("%s %s failed", self.command, url.path)
+            self.send_error(500, "a bug: the log of the cache has more")
+        else:
+            if isinstance(found, str):
+                self._send(200, TEXT, found.encode())
+            else:
+                self._send(200, "application/json", found.model_dump_json().encode())
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Every error in the shape of `kvcore serve --http`. Also what the base class refuses."""
+        import json
+
+        title = HTTPStatus(code).phrase
+        problem = {"type": "about:blank", "title": title, "status": int(code), "detail": message or title}
+        self._send(code, "application/problem+json", json.dumps(problem).encode())
+
+    def _send(self, status: int, kind: str, data: bytes) -> None:
+        self.close_connection = True
+        self.send_response_only(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing: who asks sees it."""

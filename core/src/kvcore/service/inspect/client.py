@@ -1,0 +1,136 @@
+"""Finds open caches and asks them: behind the sockets of this user, or over the HTTP of `kvcore serve`."""
+
+import http.client
+import json
+import os
+import re
+import socket
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from kvcore.api import KVCoreError
+from kvcore.service.inspect import folder
+
+ASK_S = 15.0
+"""How long an answer is waited for."""
+TOKEN_VARIABLE = "KVCORE_SERVER__HTTP__TOKEN"  # noqa: S105 - a name
+_FILE = re.compile(r"(.+)-(\d+)(?:\.(\d+))?\.sock\Z")
+
+
+class NoAnswer(KVCoreError):
+    """A cache is gone, or does not answer in time."""
+
+
+class Refusal(KVCoreError):
+    """A cache has answered, with a refusal. `status`: as of HTTP."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Cache(NamedTuple):
+    """One cache that can be asked. `pid` is 0 and `path` empty for one at a `url`."""
+
+    name: str
+    pid: int = 0
+    path: str = ""
+    url: str = ""
+    token: str = ""
+
+    @property
+    def label(self) -> str:
+        """As people call it: its name and process, or its URL."""
+        if self.url:
+            return self.url
+        number = _FILE.search(self.path)
+        more = f".{number[3]}" if number and number[3] else ""
+        return f"{self.name}-{self.pid}{more}"
+
+
+def caches() -> list[Cache]:
+    """The open caches of this user on this machine, by name. What processes that were killed have left is removed."""
+    found: dict[str, Cache] = {}
+    for place in folder.folders():
+        try:
+            folder.check(place, asking=True)
+            names = sorted(os.listdir(place))
+        except OSError:
+            continue
+        for name in names:
+            path = place / name
+            if (matched := _FILE.match(name)) is None:
+                continue
+            if folder.alive(path):
+                found[str(path)] = Cache(matched[1], int(matched[2]), str(path))
+            elif place.stat().st_uid == os.geteuid():
+                path.unlink(missing_ok=True)
+    return sorted(found.values(), key=lambda cache: (cache.name, cache.pid, len(cache.path), cache.path))
+
+
+def at_url(url: str) -> Cache:
+    """The cache of a `kvcore serve --http` at this URL, asked with the token of `KVCORE_SERVER__HTTP__TOKEN`. Raises
+    `Refusal` for what is no URL."""
+    parts = urlsplit(url if "//" in url else f"http://{url}")
+    try:
+        sound = parts.scheme in ("http", "https") and parts.hostname and parts.port is not None
+    except ValueError:
+        sound = False
+    if not sound or parts.path.strip("/") or parts.query:
+        raise Refusal(f"{url!r:.200} is no address of a server: write one such as http://127.0.0.1:7601", 0)
+    return Cache(parts.netloc, url=f"{parts.scheme}://{parts.netloc}", token=os.environ.get(TOKEN_VARIABLE, ""))
+
+
+def ask(cache: Cache, path: str, body: Any = None, *, timeout_s: float = ASK_S) -> Any:
+    """The answer to GET `path`, or with a `body` (plain values) to POST: plain values, or text where it is no JSON.
+
+    Raises `NoAnswer` when there is nobody, and `Refusal` with what it says when it refuses.
+    """
+    connection = _connection(cache, timeout_s)
+    headers = {"Authorization": f"Bearer {cache.token}"} if cache.token else {}
+    data = None if body is None else json.dumps(body).encode()
+    if data is not None:
+        headers["Content-Type"] = "application/json"
+    try:
+        connection.request("GET" if data is None else "POST", path, data, headers)
+        response = connection.getresponse()
+        text, kind = response.read().decode(), response.headers.get_content_type()
+    except TimeoutError as error:
+        raise NoAnswer(f"{cache.label} has not answered for {timeout_s:g} s: see what its process is doing") from error
+    except (OSError, http.client.HTTPException) as error:
+        why = getattr(error, "strerror", None) or error or "it closed the connection"
+        raise NoAnswer(f"{cache.label} is gone: {why}") from error
+    finally:
+        connection.close()
+    if response.status >= 400:
+        raise _refusal(cache, response.status, kind, text)
+    return json.loads(text) if kind == "application/json" else text
+
+
+def _refusal(cache: Cache, status: int, kind: str, text: str) -> Refusal:
+    detail = json.loads(text).get("detail", text) if kind.endswith("json") else text
+    if status == 401 and not cache.token:
+        detail = f"it needs the server's token: set {TOKEN_VARIABLE}"
+    return Refusal(f"{cache.label}: {detail}", status)
+
+
+def _connection(cache: Cache, timeout_s: float) -> http.client.HTTPConnection:
+    if not cache.url:
+        return _Local(cache.path, timeout_s)
+    parts = urlsplit(cache.url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return kind(parts.netloc, timeout=timeout_s)
+
+
+class _Local(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        """See `HTTPConnection.connect`."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)

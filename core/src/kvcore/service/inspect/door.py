@@ -1,0 +1,140 @@
+"""A Unix socket through which this user's tools ask an open cache, and the one thread behind it.
+
+The thread sleeps in `accept`: while nobody asks, nothing wakes. One asks at a time, each for one answer.
+"""
+
+import atexit
+import contextlib
+import os
+import re
+import secrets
+import socket
+import struct
+import threading
+import weakref
+from pathlib import Path
+
+from kvcore.observe import logger
+from kvcore.service.inspect import folder
+from kvcore.service.inspect.subject import Subject
+
+ANSWER_S = 10.0
+"""A client says what it wants, and takes the answer, within so long."""
+_MAX_NAME = 40
+_CREDENTIALS = struct.Struct("3i")
+
+
+def show(subject: Subject) -> "Door | None":
+    """Let this user's tools ask about a cache until it is closed. Never raises: one that cannot be asked is a line in
+    the log. None, too, where `inspect.requests` is 0."""
+    if not subject.shown:
+        return None
+    try:
+        return Door(subject)
+    except OSError as error:
+        why = error.strerror or error
+        logger.warning("`kvcore top` and `kvcore explain` cannot ask this cache: %s", why)
+        return None
+
+
+class Door:
+    """Open from its making on. Raises `OSError` when there is no place for the socket.
+
+    Attributes:
+        path: of the socket.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._pid = os.getpid()
+        self._over = False
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self.path = _listen(self._socket, folder.made(), subject.name)
+        except BaseException:
+            self._socket.close()
+            raise
+        _doors.add(self)
+        subject.at_end(self.close)
+        atexit.register(self.close)
+        threading.Thread(target=self._serve, name="kvcore-inspect", daemon=True).start()
+
+    def close(self) -> None:
+        """Nobody can ask any more. Idempotent; in a fork the socket stays the parent's."""
+        if os.getpid() == self._pid and not self._over:
+            self._over = True
+            atexit.unregister(self.close)
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # which wakes the thread
+            self._socket.close()
+            self.path.unlink(missing_ok=True)
+
+    def forked(self) -> None:
+        """In the child nobody answers: the socket would seem alive there after the parent's end."""
+        self._socket.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                asking, _ = self._socket.accept()
+            except OSError as error:
+                if not self._over:  # such as no more files
+                    logger.warning("this cache can no longer be asked: %s", error.strerror)
+                    self.close()
+                return
+            with asking:
+                if _uid(asking) in (os.geteuid(), 0):
+                    _answer(asking, self._subject)
+
+
+def _answer(asking: socket.socket, subject: Subject) -> None:
+    from kvcore.service.inspect.answer import answer  # at the first question: most caches are never asked
+
+    asking.settimeout(ANSWER_S)
+    try:
+        answer(asking, subject)
+    except OSError:  # who asked is gone
+        pass
+    except Exception:
+        logger.exception("a question about this cache failed")
+
+
+def _uid(asking: socket.socket) -> int:
+    """Whose process asks."""
+    found = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(found)[1])
+
+
+def _listen(made: socket.socket, place: Path, name: str) -> Path:
+    """Listen on a socket in this folder. It gets its name when somebody listens: one that refuses is nobody's."""
+    written = re.sub(r"[^A-Za-z0-9_.]+", "_", name)[:_MAX_NAME] or "cache"
+    unnamed = place / f".{secrets.token_hex(4)}"
+    longest = len(os.fsencode(place)) + len(written) + 24
+    if longest > folder.MAX_PATH_BYTES:
+        raise OSError(f"the path of its socket in {place} would be too long: set {folder.VARIABLE} to a shorter one")
+    made.bind(str(unnamed))
+    try:
+        unnamed.chmod(0o600)
+        made.listen(8)
+        for number in range(1, 1000):
+            more = "" if number == 1 else f".{number}"
+            path = place / f"{written}-{os.getpid()}{more}.sock"
+            if path.exists() and not folder.alive(path):
+                path.unlink(missing_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.link(unnamed, path)
+                return path
+        raise OSError(f"{place} is full of sockets")
+    finally:
+        unnamed.unlink(missing_ok=True)
+
+
+_doors: "weakref.WeakSet[Door]" = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for door in list(_doors):
+        door.forked()
+
+
+os.register_at_fork(after_in_child=_forked)

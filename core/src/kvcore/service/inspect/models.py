@@ -1,0 +1,292 @@
+"""What is shown of a cache, typed: over its own socket and over HTTP alike. Sizes are bytes, times are UTC."""
+
+import time
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+Namespace = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]*$")]
+MAX_REQUESTS = 1000
+MAX_HOT = 200
+
+
+def when(at_monotonic: float) -> datetime:
+    """A time of the monotonic clock as one of the calendar."""
+    return datetime.fromtimestamp(time.time() - (time.monotonic() - at_monotonic), UTC)
+
+
+class Model(BaseModel):
+    """Closed and immutable; its docstrings are the descriptions. Built at its first use: a start shall be short."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True)
+
+
+# -- status ------------------------------------------------------------------------------------------------------------
+
+
+class L1Model(Model):
+    """Host memory."""
+
+    size: int
+    """Bytes of the arena."""
+    free: int
+    """Bytes that hold nothing."""
+    quarantined: int
+    """Bytes whose write lease ran out and whose writer has not answered."""
+    objects: int
+    """Objects that can be read."""
+    staging: int
+    """Objects that are being written."""
+    leases: int
+    """Leases held by engines and by what is written to tiers."""
+
+
+class UsageModel(Model):
+    """What a storage says that it holds."""
+
+    nbytes: int
+    objects: int
+    capacity: int | None
+    """Bytes it may hold, where it keeps to a limit."""
+    age_s: float
+    """Seconds since it said so."""
+
+
+class TierModel(Model):
+    """One tier."""
+
+    name: str
+    storage: str
+    """The storage plugin."""
+    serde: list[str]
+    """The serde plugins, in the order in which they encode."""
+    write: str
+    """`all`, `reused`, `evicted` or `none`."""
+    promote: bool
+    state: Literal["open", "opening", "down", "stuck"]
+    """`down`: its circuit breaker leaves it alone; `stuck`: calls hang in it beyond their deadline."""
+    since: datetime | None
+    """Since when it is not open."""
+    cause: str
+    """Why it is not open."""
+    queue_objects: int
+    """Objects that wait to be written."""
+    queue_bytes: int
+    usage: UsageModel | None
+    """None where the storage cannot tell, or has not yet."""
+
+
+class SessionModel(Model):
+    """One client of the server."""
+
+    name: str
+    """The name that the engine gave itself."""
+    pid: int
+    """Its process, as it says."""
+    since: datetime
+    """When it connected."""
+    spaces: int
+    """Models (and tenants) that it has registered."""
+    lookups: int
+    """Lookups that hold leases."""
+    plans: int
+    """Stores that are being copied."""
+    workers: int
+    """Workers that have the arena mapped."""
+
+
+class HelperModel(Model):
+    """One program of `plugins.run`."""
+
+    name: str
+    """Its file name, with a number where it is listed several times."""
+    path: str
+    state: Literal["running", "waiting", "ended", "failed"]
+    """`waiting`: for its next start; `ended`: it is not to be started again; `failed`: it has ended too often."""
+    since: datetime
+    """Since when it is so."""
+    pid: int | None
+    """Its process, which leads a group of that number; None while it does not run."""
+    starts: int
+    """Times it was started."""
+    last: str
+    """How it last ended; empty while it has not."""
+
+
+class StatusModel(Model):
+    """The whole cache at one glance."""
+
+    version: str
+    name: str
+    kind: Literal["server", "engine", "store", "client"]
+    """`engine`: a cache inside an engine; `store`: tiers without L1, inside an engine; `client`: an engine that uses a
+    server."""
+    pid: int
+    address: str
+    """Where engines connect; of a client, its server's; empty for a cache inside an engine."""
+    connected: bool | None
+    """Of a client, whether its server is there."""
+    started: datetime
+    uptime_s: float
+    l1: L1Model | None
+    """None where there is none: a client's is its server's."""
+    tiers: list[TierModel]
+    sessions: list[SessionModel]
+    helpers: list[HelperModel]
+    """Programs of `plugins.run`."""
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+class RequestsQuery(Model):
+    """Which requests."""
+
+    since: int = Field(default=0, ge=0)
+    """Only those with a greater `seq`: `next` of the answer before."""
+    limit: int = Field(default=100, ge=1, le=MAX_REQUESTS)
+    """Most requests of the answer. With `since` the oldest of those come first, without it the newest are given."""
+    hashes: bool = False
+    """With the hashes of their chunks."""
+
+
+class RequestModel(Model):
+    """What was asked of the cache for one request, and what came of it."""
+
+    seq: int
+    """Grows by one with each lookup of this cache."""
+    at: datetime
+    """When it was looked up."""
+    id: str
+    """The engine's own name for the request; empty where it gave none."""
+    namespace: str
+    """Hexadecimal; empty where a server has not said it yet."""
+    model: str
+    """Empty when no engine uses the namespace any more."""
+    tenant: str
+    adapter: str
+    """The LoRA's name."""
+    salt: str
+    """A short hash of the cache salt, never the salt."""
+    tokens: int
+    """Of its prompt; 0 where the engine did not say."""
+    chunk_tokens: int
+    """Tokens of a chunk."""
+    chunks: int
+    """Whole chunks of its prompt."""
+    first: int
+    """Chunks at the front that the engine held itself."""
+    answer: int | None
+    """Chunks from the front that the engine or the cache had; None while tiers are asked."""
+    sources: dict[str, int]
+    """Where what the cache had was: `l1` or a tier's name -> objects."""
+    misses: dict[str, int]
+    """Why the others were not there -> objects."""
+    broke: str
+    """Why the chunk at `answer` could not be used; empty when all could. A reason of `kvcore_miss_chunks_total`, or
+    `window` or `no_answer`."""
+    blame: str
+    """The tiers that are the cause, with commas between, where that is known."""
+    seconds: float
+    """From the question to the answer."""
+    retrieved: int
+    """Tokens that the engine then took from the cache."""
+    stored: int
+    """Chunks that it has stored since."""
+    begin: int
+    """The chunk of the first hash: a server does not hear of those that the engine held itself."""
+    hashes: list[Hex] | None = None
+    """Of its chunks, from `begin` on, where they were asked for."""
+
+
+class RequestsModel(Model):
+    """Requests in the order in which they were looked up."""
+
+    requests: list[RequestModel]
+    next: int
+    """`since` of the next question."""
+    oldest: int
+    """The least `seq` that is still on record; 0: none is."""
+    newest: int
+    """The greatest `seq` there has been."""
+
+
+# -- history -----------------------------------------------------------------------------------------------------------
+
+
+class HistoryQuery(Model):
+    """Which part."""
+
+    since: float = 0.0
+    """Only what is later: seconds since 1970. The state of now is always the last point."""
+
+
+class HistoryModel(Model):
+    """Numbers of the cache since it was opened, oldest first; the last point is that of now."""
+
+    every_s: float
+    """Seconds between two points, which grow as the history does; a cache at rest may leave some out."""
+    times: list[float]
+    """Seconds since 1970, one for each point."""
+    series: dict[str, list[float | None]]
+    """A metric without its `kvcore_`, and its labels, as in `tier_bytes/disk/load` -> its value at each point; of a
+    histogram its sum in seconds; None: there was none yet."""
+
+
+# -- what is asked for most --------------------------------------------------------------------------------------------
+
+
+class HotQuery(Model):
+    """How many."""
+
+    limit: int = Field(default=20, ge=1, le=MAX_HOT)
+    """Most prefixes, and most tenants."""
+
+
+class PrefixModel(Model):
+    """A prefix that several requests on record have in common, as long as all of them do."""
+
+    hash: Hex
+    """Of its last chunk."""
+    namespace: str
+    model: str
+    tenant: str
+    chunks: int
+    tokens: int
+    requests: int
+    """How many begin with it."""
+    hits: int
+    """To how many of them the engine or the cache could give all of it."""
+    last: datetime
+    """When the last of them came."""
+    resident: bool | None
+    """Whether its last chunk is in L1; None where there is no L1 to look at."""
+
+
+class TenantTrafficModel(Model):
+    """Requests on record of one tenant."""
+
+    tenant: str
+    """Empty: those who said none."""
+    requests: int
+    chunks: int
+    """Whole chunks of their prompts, those that the engine held included."""
+    found: int
+    """Of these, what the engine or the cache had."""
+    retrieved: int
+    """Tokens that came from the cache."""
+
+
+class HotModel(Model):
+    """What the requests on record have in common, and whose they are."""
+
+    requests: int
+    """How many are on record."""
+    since: datetime | None
+    """When the oldest of them came."""
+    prefixes: list[PrefixModel]
+    """Those whose reuse saves most come first: by tokens times the requests after the first."""
+    tenants: list[TenantTrafficModel]
+    """Those with most requests come first."""

@@ -1,0 +1,106 @@
+"""One open cache, as it is shown: whichever face it has, in this process."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from kvcore.engine import Engine, ObjectStore
+from kvcore.observe import Decisions
+
+if TYPE_CHECKING:
+    from kvcore.config import Config
+    from kvcore.control import StorageManager
+    from kvcore.observe import Metrics
+    from kvcore.service.client import RemoteEngine
+
+NO_DECISIONS = Decisions(0)
+"""Of an object store whose engine names no requests."""
+Kind = Literal["server", "engine", "store", "client"]
+
+
+def _none() -> Sequence[Mapping[str, Any]]:
+    return ()
+
+
+@dataclass(eq=False)
+class Subject:
+    """A cache and what belongs to it.
+
+    Args:
+        cache: the engine or object store.
+        name: its name, for people.
+        manager: its storage manager, where the cache is in this process.
+        clients: its connections, where it is in servers.
+        address: where engines connect, of a server.
+        sessions: the clients of now, each with the fields of `SessionModel`; from any thread, returns at once.
+        helpers: the programs beside the cache, each with the fields of `HelperModel`; like `sessions`.
+    """
+
+    cache: Engine | ObjectStore
+    name: str
+    manager: "StorageManager | None" = None
+    clients: "Sequence[RemoteEngine]" = ()
+    address: str = ""
+    sessions: Callable[[], Sequence[Mapping[str, Any]]] = _none
+    helpers: Callable[[], Sequence[Mapping[str, Any]]] = _none
+    began: float = field(default_factory=time.monotonic)
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What views keep between two questions."""
+
+    @property
+    def kind(self) -> Kind:
+        """What `StatusModel.kind` says."""
+        if self.manager is None:
+            return "client"
+        if self.manager.arena is None:
+            return "store"
+        return "server" if self.address else "engine"
+
+    @property
+    def config(self) -> "Config":
+        """Its configuration."""
+        return self.clients[0].config if self.manager is None else self.manager.config
+
+    @property
+    def shown(self) -> bool:
+        """Whether anything of it is to be shown."""
+        return self.config.inspect.requests > 0
+
+    @property
+    def metrics(self) -> "Metrics":
+        """Its counters. Of several servers, what the first was asked: they are asked alike."""
+        return self.clients[0].metrics if self.manager is None else self.manager.metrics
+
+    @property
+    def decisions(self) -> Decisions:
+        """The record of its requests."""
+        holder = self.clients[0] if self.manager is None else self.cache
+        found: Decisions | None = getattr(holder, "decisions", None)
+        return NO_DECISIONS if found is None else found
+
+    @property
+    def spaces(self) -> dict[bytes, tuple[str, str]]:
+        """Namespace -> model and tenant, of those that an engine uses just now."""
+        if self.manager is None:
+            return {s.namespace: (s.spec.model, s.tenant) for c in self.clients for s in c.spaces() if s.namespace}
+        registered: Mapping[bytes, Any] = getattr(self.cache, "registered", {})
+        return {n: (s.spec.model, s.tenant) for n, s in list(registered.items())}
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Have `call` called when the cache is closed."""
+        if self.manager is not None:
+            self.manager.hooks.add("inspect", _Ending(call))
+        for client in self.clients[:1]:
+            client.leaving = call
+
+
+class _Ending:
+    """An observer of the end alone."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def closed(self, name: str) -> None:
+        """See `kvcore_closed`."""
+        self._call()

@@ -37,7 +37,9 @@ MEMBERS = {
     # the forward pass, layer by layer
     "vllm.config:CUDAGraphMode": "FULL",
     "vllm.forward_context:ForwardContext": "attn_metadata cudagraph_runtime_mode ubatch_slices",
-    "vllm.v1.request:Request": "all_token_ids num_tokens",
+    "vllm.v1.request:Request": (
+        "all_token_ids num_tokens request_id num_prompt_tokens prompt_token_ids lora_request cache_salt trace_headers"
+    ),
     "vllm.v1.core.sched.output:SchedulerOutput": "scheduled_new_reqs finished_req_ids preempted_req_ids",
     # the model and how it is run, whichever of the two
     "vllm.config:VllmConfig": (

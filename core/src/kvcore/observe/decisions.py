@@ -172,8 +172,16 @@ class Decisions:
         return self._latest.get(request_id) if request_id else None
 
     def of(self, request_id: str) -> list[Decision]:
-        """All lookups of a request that are kept, the latest first."""
-        return [d for d in reversed(self.since()) if d.asked.id == request_id] if request_id else []
+        """All lookups of a request that are kept, the latest first.
+
+        Where no id is exactly that one: those of which it is a part between dashes, for an engine adds to the id that
+        its user knows (`chatcmpl-7f3a` is `chatcmpl-7f3a-0c1d2e3f` in vLLM).
+        """
+        if not request_id:
+            return []
+        kept = self.since()[::-1]
+        exact = [d for d in kept if d.asked.id == request_id]
+        return exact or [d for d in kept if f"-{request_id}-" in f"-{d.asked.id}-"]
 
     def since(self, seq: int = 0, most: int | None = None) -> list[Decision]:
         """What was asked after number `seq`, in order, at most so many. Between `seq` and the first of them there may

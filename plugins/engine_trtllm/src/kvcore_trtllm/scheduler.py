@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvcore.api import KeySource
-from kvcore.engine import Engine, EngineLookup, GroupSpec, ModelSpec, Space, weights_fingerprint
+from kvcore.engine import Asked, Engine, EngineLookup, GroupSpec, ModelSpec, Space, salt_word, weights_fingerprint
 from kvcore.service import open_engine
 from kvcore.transfer import Copy
 from kvcore_trtllm import _compat
@@ -116,9 +116,8 @@ class SchedulerHalf(Guarded):
             tokens = _compat.tokens_of(request)
             hashes = state.hashes(tokens)
             first = held_tokens // space.chunk_tokens
-            if len(hashes) <= first:
-                return 0, False
-            lookup = self.engine.lookup(space, tuple(hashes), first)
+            asked = Asked(str(request.request_id), len(tokens), tokens, salt=salt_word(salt))
+            lookup = self.engine.lookup(space, tuple(hashes), first, asked)
             offer = None
             try:
                 offer = self._offer(lookup, space, held_tokens, len(tokens))
@@ -218,7 +217,8 @@ class SchedulerHalf(Guarded):
         first, last = state.saved, written // state.space.chunk_tokens
         if last <= first:
             return
-        plan = self.engine.reserve(state.space, state.hashes(state.tokens), first, last, [state.block_ids])
+        hashes, name = state.hashes(state.tokens), str(state.request)
+        plan = self.engine.reserve(state.space, hashes, first, last, [state.block_ids], name)
         if plan.arena != self._arena:
             self.engine.publish(plan.id, False)
             return

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcore.api import ConfigError, LayoutError
+from kvcore.engine import Asked, salt_word
 
 TESTED = "0.32"
 """The vLLM series that the tests run under."""
@@ -109,6 +110,14 @@ def hit_sources(host: int, disk: int, other: int) -> dict[Any, int]:
 def token_ids(request: Any) -> Any:
     """The request's tokens so far, as a plain list where vLLM has one."""
     return getattr(request, "_all_token_ids", request.all_token_ids)
+
+
+def asked_of(request: Any) -> Asked:
+    """What the record says of a request. Its trace context is there where vLLM is given one and traces."""
+    adapter = request.lora_request.lora_name if request.lora_request is not None else ""
+    salt = salt_word(request.cache_salt) if request.cache_salt else ""
+    tokens = request.num_prompt_tokens
+    return Asked(request.request_id, tokens, request.prompt_token_ids, adapter, salt, request.trace_headers)
 
 
 def chunk_extras(request: Any, chunk_tokens: int, chunks: Iterable[int]) -> Mapping[int, bytes]:

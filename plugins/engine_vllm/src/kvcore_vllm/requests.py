@@ -15,8 +15,8 @@ class RequestState:
     """One request from its arrival to its end, preemptions included."""
 
     __slots__ = (
-        "awaited", "base", "gap", "hashes", "hit_sources", "kept", "load_failed", "loaded", "lookup", "request",
-        "save_failures", "saved", "saved_arena", "saves", "space", "tenant",
+        "awaited", "base", "gap", "hashes", "hit_sources", "kept", "load_failed", "loaded", "lookup", "noted",
+        "request", "save_failures", "saved", "saved_arena", "saves", "space", "tenant",
     )  # fmt: skip
 
     def __init__(self, request: Any, space: Space, tenant: str) -> None:
@@ -33,6 +33,8 @@ class RequestState:
         """Some of its tokens were promised to vLLM."""
         self.load_failed = False
         """A load has failed: never offer a hit again, or vLLM may spin for ever."""
+        self.noted = False
+        """It was noted that there was nothing to look up for it."""
         self.saved = 0
         """Chunks for which a save was planned, in `saved_arena`: in a new one nothing of it is left."""
         self.saved_arena = ""

@@ -145,8 +145,11 @@ class SchedulerHalf(Guarded):
                 # A hit must end on a chunk and leave a token to compute, or the window before it is not the one loaded.
                 hashes = hashes[: (request.num_tokens - 1) // space.chunk_tokens]
             if len(hashes) <= first:
+                if not state.noted:  # there is nothing to look up: that is on record, too
+                    state.noted = True
+                    self.engine.lookup(space, tuple(hashes), first, _compat.asked_of(request))
                 return 0, False
-            state.lookup = self.engine.lookup(space, tuple(hashes), first)
+            state.lookup = self.engine.lookup(space, tuple(hashes), first, _compat.asked_of(request))
         chunks = state.lookup.poll()
         if chunks is None:
             self._waiting[request.request_id] = state.lookup
@@ -296,7 +299,8 @@ class SchedulerHalf(Guarded):
         last = min(last, len(hashes))
         if last <= first:
             return
-        plan = self.engine.reserve(state.space, hashes, first, last, self._visible(resolve(request.request_id)))
+        blocks = self._visible(resolve(request.request_id))
+        plan = self.engine.reserve(state.space, hashes, first, last, blocks, request.request_id)
         if not plan.arena:
             return  # the server has just gone: once there is one again, all of it is saved there
         state.planned(first, last, plan.skipped)

@@ -50,7 +50,7 @@ def pages() -> list[Path]:
 
 def linked(page: Path) -> list[Path]:
     """Files of the repository that a page links to and that are no pages."""
-    targets = ((page.parent / link).resolve() for link in _LINK.findall(page.read_text()))
+    targets = (Path(os.path.normpath(page.parent / link)) for link in _LINK.findall(page.read_text()))
     return [t for t in targets if t.is_file() and t.suffix != ".md"]
 
 

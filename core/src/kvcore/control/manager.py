@@ -26,6 +26,7 @@ from kvcore.observe import Journal, Metrics, logger
 from kvcore.observe.history import History
 from kvcore.observe.journal import MAX_OBJECTS
 from kvcore.observe.savings import Evictions
+from kvcore.observe.spans import Spans
 from kvcore.plugins import PluginSpec, Registry
 
 DRAIN_S = 10.0
@@ -61,13 +62,19 @@ class StorageManager:
         """What became of objects."""
         self.history = History(metrics, self._refresh_l1)
         """The metrics since it was opened."""
+        self.spans: Spans | None = None
+        """Only where somebody listens to them."""
         self.closed = False
         self.reaped_at = time.monotonic()
         """When the reaper last ran, which is every `REAP_S`."""
         self.loop = LoopThread("kvcore-io")
+        if self.hooks.listens("spans"):
+            self.spans = Spans(self.hooks.spans, self.loop.post)
         tenants = config.tenants if with_l1 else {}
         self._evictions = Evictions(metrics, tenants, self._tenant)
-        self._tiers = Tiers(self.loop, registry, metrics, config.lookup_timeout, self._evictions, tenants)
+        self._tiers = Tiers(
+            self.loop, registry, metrics, config.lookup_timeout, self._evictions, tenants, self.journal
+        )
         self.tiers: list[Tier] = self._tiers.open
         self.arena: Arena | None = None
         self.layouts: dict[ObjectSpace, ObjectLayout] = {}
@@ -265,6 +272,8 @@ def _forked() -> None:
         if hasattr(manager, "l1"):
             manager.l1.forked()
         manager.journal.forked()
+        if manager.spans is not None:
+            manager.spans.forked()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -18,6 +18,7 @@ from kvcore.control.waiting import Waiting
 from kvcore.l1 import L1, L1Object, ObjectSpace, ReadLease
 from kvcore.l2 import Stores, Tier, Transfer
 from kvcore.observe import NO_JOURNAL, Journal, Metrics, logger
+from kvcore.observe.spans import CURRENT
 
 _LEAST_PART = 16
 """However small a tenant's share of L1 is, it may have waiting one part in so many of the queue."""
@@ -42,7 +43,7 @@ class WritePolicy(NamedTuple):
 class _Job:
     """Objects under one read lease, on their way to several tiers; the last one ends the lease."""
 
-    __slots__ = ("layout", "lease", "objects", "open_ends", "since")
+    __slots__ = ("cause", "layout", "lease", "objects", "open_ends", "since")
 
     def __init__(self, objects: list[L1Object], lease: ReadLease, layout: ObjectLayout, open_ends: int) -> None:
         self.objects = objects
@@ -50,6 +51,7 @@ class _Job:
         self.layout = layout
         self.open_ends = open_ends
         self.since = time.perf_counter()
+        self.cause = CURRENT.get()
 
 
 class StoreController:
@@ -304,6 +306,7 @@ class _Queue:
 
     async def _write(self, job: _Job, objects: Sequence[L1Object]) -> None:
         l1, tier = self._controller.l1, self.tier
+        CURRENT.set(job.cause)  # this task serves many
         settled = None
         try:
             if not l1.renew(job.lease):

@@ -12,8 +12,8 @@ from kvcore.config import TierConfig
 from kvcore.control.loop import LoopThread
 from kvcore.control.store import StoreController, WritePolicy
 from kvcore.control.tenancy import division
-from kvcore.l2 import Capacity, Codec, Threads, Tier, Told
-from kvcore.observe import Metrics, logger
+from kvcore.l2 import Capacity, Codec, Threads, Tier, Told, TracedTier
+from kvcore.observe import NO_JOURNAL, Journal, Metrics, logger
 from kvcore.observe.savings import Evictions
 from kvcore.plugins import PluginSpec, Registry
 
@@ -39,6 +39,7 @@ class Tiers:
         useful_s: what takes longer is of no use to a lookup.
         evictions: counts what is deleted to make room.
         tenants: their quotas.
+        journal: told of the same, and of what has grown too old.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Tiers:
         useful_s: float,
         evictions: Evictions,
         tenants: Mapping[str, Mapping[str, int]] | None = None,
+        journal: Journal = NO_JOURNAL,
     ) -> None:
         self.open: list[Tier] = []
         self.configs: dict[str, TierConfig] = {}
@@ -62,6 +64,7 @@ class Tiers:
         self._metrics = metrics
         self._useful_s = useful_s
         self._evictions = evictions
+        self._journal = journal
         self._tenants = tenants or {}
         self.joined: Callable[[Tier], None] = lambda tier: None
         """Told of a tier that was added, on the loop."""
@@ -204,8 +207,13 @@ class Tiers:
 
         told = Told(tell, lambda: hooks.listens("evicted"))
 
+        def left(reason: str, gone: Sequence[Entry], policy: str) -> None:
+            if reason == "room":
+                self._evictions.count(config.name, policy, (e.key.namespace for e in gone), len(gone))
+            self._journal.note(config.name, "evicted", reason, [e.key for e in gone], policy * (reason == "room"))
+
         def evicted(gone: Sequence[Entry]) -> None:
-            self._evictions.count(config.name, own_policy(config), (e.key.namespace for e in gone), len(gone))
+            left("room", gone, own_policy(config))
             told.evicted(gone)
 
         context = replace(self._registry.context(config.storage.where), on_evict=evicted)
@@ -213,7 +221,7 @@ class Tiers:
         chain = [create("serde", s) for s in config.serde]
         plain = [s for s in chain if s.tag != "raw/1"]  # identity: not worth a copy
         threads = Threads("kvcore-codec", max(1, min(4, os.cpu_count() or 1)))  # its own: a serde may hang
-        tier = Tier(
+        tier = (TracedTier if hooks.listens("spans") else Tier)(
             config.name,
             storage,
             Codec(plain, self._decoder),
@@ -224,9 +232,7 @@ class Tiers:
             capacity=self._capacity(config),
             always=config.read == "always",
             told=told,
-            on_evict=lambda gone: self._evictions.count(
-                config.name, config.eviction.plugin, (e.key.namespace for e in gone), len(gone)
-            ),
+            on_evict=lambda reason, gone: left(reason, gone, config.eviction.plugin),
         )
         self._threads[config.name] = threads
         self.configs[config.name] = config

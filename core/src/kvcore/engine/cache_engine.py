@@ -89,6 +89,10 @@ class CacheEngine:
         """The same, for a configuration that is loaded."""
         manager = StorageManager(config, registry, Metrics())
         try:
+            if manager.spans is not None:
+                from kvcore.engine.traced import TracedEngine
+
+                return TracedEngine(manager, name, manager.spans)
             return cls(manager, name)
         except BaseException:
             manager.close()
@@ -200,12 +204,16 @@ class CacheEngine:
             loaded = max(loaded, sum(map(len, spans)))  # a window holds only the last of them
         if not lookup.renew():  # a pause longer than the lease, in the midst of this
             raise LeaseError("the lookup's leases have ended")
-        lookup.keep()
-        speed = self.manager.admission.speed(space.spec.computed_as)
-        count_saved(self.metrics, loaded * space.spec.block_tokens, lookup.sources, speed)
-        if lookup.decision is not None:
-            lookup.decision.retrieved += loaded * space.spec.block_tokens
+        self.used(lookup, loaded * space.spec.block_tokens)
         return copies
+
+    def used(self, lookup: Lookup, tokens: int) -> None:
+        """What a lookup has found is being read: it stays, and so many tokens need not be computed."""
+        lookup.keep()
+        speed = self.manager.admission.speed(lookup.space.spec.computed_as)
+        count_saved(self.metrics, tokens, lookup.sources, speed)
+        if lookup.decision is not None:
+            lookup.decision.retrieved += tokens
 
     def renew(self, lookup: Lookup) -> bool:
         """See `Engine.renew`."""

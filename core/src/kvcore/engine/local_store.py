@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
@@ -9,14 +10,15 @@ from typing import Any, TypeVar
 
 from kvcore.api import ConfigError, ObjectKey
 from kvcore.config import Config
-from kvcore.control import Batches, Lent, StorageManager, locate
+from kvcore.control import Batches, Lent, StorageManager, locate, unheard
 from kvcore.engine import space as spaces
 from kvcore.engine.presence import Presence
 from kvcore.engine.space import ModelSpec
 from kvcore.engine.store_face import Buffers
 from kvcore.engine.store_space import Home, StoreSpace, nameable, of_store, rounds, sound
 from kvcore.l2 import Tier, Transfer
-from kvcore.observe import Metrics, Throttle, logger
+from kvcore.observe import Asked, Decisions, Metrics, Throttle, logger
+from kvcore.observe.decisions import Answer
 from kvcore.plugins import Registry
 
 T = TypeVar("T")
@@ -44,6 +46,8 @@ class LocalStore:
     def __init__(self, manager: StorageManager, name: str = "kvcore") -> None:
         self.manager = self._manager = manager
         self.metrics = manager.metrics
+        self.journal = manager.journal
+        self.decisions = Decisions(manager.config.inspect.requests, manager.config.inspect.tokens)
         self._batches = Batches(manager)
         self._log = Throttle()
         self._home = Home()
@@ -61,6 +65,10 @@ class LocalStore:
         try:
             if config.tenants:
                 logger.warning("tenants: quotas are kept by a server only (`server:`), not by a store of this process")
+            if manager.spans is not None:
+                from kvcore.engine.traced import TracedStore
+
+                return TracedStore(manager, name, manager.spans)
             return cls(manager, name)
         except BaseException:
             manager.close()
@@ -81,12 +89,16 @@ class LocalStore:
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    def prefix(self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0) -> int:
+    def prefix(
+        self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0, asked: Asked | None = None, begin: int = 0
+    ) -> int:
         """See `ObjectStore.prefix`."""
-        there = self.exists(space, hashes, group)
+        there = self.exists(space, hashes, group, asked, begin)
         return there.index(False) if False in there else len(there)
 
-    def exists(self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0) -> list[bool]:
+    def exists(
+        self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0, asked: Asked | None = None, begin: int = 0
+    ) -> list[bool]:
         """See `ObjectStore.exists`."""
         hashes = tuple(hashes)
         there = [False] * len(hashes)
@@ -100,28 +112,51 @@ class LocalStore:
         keys = [ObjectKey(namespace, chunk_hash) for chunk_hash in places]
         begun = time.perf_counter()
         patience_s = self._manager.config.lookup_timeout / 2
-        asking = locate(self._manager.loop, self._manager.tiers, keys, patience_s=patience_s, earlier_s=0.0)
+        silent: list[Tier] = []
+        asking = locate(
+            self._manager.loop, self._manager.tiers, keys, patience_s=patience_s, earlier_s=0.0, silent=silent
+        )
         nothing: list[Tier | None] = [None] * len(keys)
         sources = self._run(asking, patience_s + SLACK_S, nothing)
         for indexes, source in zip(places.values(), sources, strict=True):
             for i in indexes:
                 there[i] = source is not None
+        seconds, absent = time.perf_counter() - begun, there.count(False)
         self.metrics.add("lookups")
-        self.metrics.observe("lookup_seconds", time.perf_counter() - begun)
-        self.metrics.add("lookup_chunks", there.count(False))  # the others are counted as they are loaded
-        self.metrics.add("miss_chunks", there.count(False), "absent")
+        self.metrics.observe("lookup_seconds", seconds)
+        self.metrics.add("lookup_chunks", absent)  # the others are counted as they are loaded
+        self.metrics.add("miss_chunks", absent, "absent")
+        if asked is not None:
+            decision = self.decisions.begin(asked, namespace, hashes, 0, space.spec.block_tokens, begin)
+            if decision is not None:
+                found = Counter(source.name for source in sources if source is not None)
+                front = there.index(False) if absent else len(there)
+                broke = unheard(silent) if absent else ("", "")
+                if sources is nothing:
+                    broke = ("stalled", "")
+                decision.answered(Answer(front, found, {"absent": absent} if absent else {}, *broke), seconds)
         return there
 
     # -- moving ------------------------------------------------------------------------------------------------------
 
-    def load(self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int = 0) -> list[bool]:
+    def load(
+        self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int = 0, request: str = ""
+    ) -> list[bool]:
         """See `ObjectStore.load`."""
         load = partial(self._batches.load, tokens=space.spec.block_tokens)
-        return self._move(load, space, hashes, buffers, group, writable=True)
+        arrived = self._move(load, space, hashes, buffers, group, writable=True)
+        if not group and (decision := self.decisions.latest(request)) is not None:
+            decision.retrieved += arrived.count(True) * space.spec.block_tokens
+        return arrived
 
-    def store(self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int = 0) -> list[bool]:
+    def store(
+        self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int = 0, request: str = ""
+    ) -> list[bool]:
         """See `ObjectStore.store`."""
-        return self._move(self._batches.store, space, hashes, buffers, group, writable=False)
+        stored = self._move(self._batches.store, space, hashes, buffers, group, writable=False)
+        if (decision := self.decisions.latest(request)) is not None:
+            decision.stored += stored.count(True)
+        return stored
 
     def _move(
         self,

@@ -15,6 +15,7 @@ from kvcore.engine.lookup import Lookup
 from kvcore.engine.space import Space
 from kvcore.l1 import L1Object, ObjectSpace, ReadLease
 from kvcore.observe import logger
+from kvcore.observe.spans import CURRENT, OpenSpan, traced
 
 PATIENCE_S = 0.01
 """A request that is looked up within this time needs nothing ahead."""
@@ -33,6 +34,7 @@ class _Wanted(NamedTuple):
     hashes: tuple[bytes, ...]
     cause: str
     since: float
+    span: OpenSpan | None
 
 
 class Prefetcher:
@@ -81,7 +83,7 @@ class Prefetcher:
             self._manager.metrics.add("prefetch_skipped", 1, cause, "queue_full")
             return False
         self.listening = True
-        self._wanted[namespace, hashes[-1]] = _Wanted(space, tuple(hashes), cause, time.monotonic())
+        self._wanted[namespace, hashes[-1]] = _Wanted(space, tuple(hashes), cause, time.monotonic(), CURRENT.get())
         self._manager.loop.post(self._wake)
         return True
 
@@ -125,14 +127,17 @@ class Prefetcher:
                     await asyncio.sleep(early)
                 elif self._wanted.pop((wanted.space.namespace, wanted.hashes[-1]), None) is not None:
                     try:
-                        await self._bring(wanted)
+                        with traced(self._manager.spans, "kvcore.prefetch", wanted.span) as span:
+                            if span is not None:
+                                span.attributes |= {"kvcore.cause": wanted.cause, "kvcore.chunks": len(wanted.hashes)}
+                            await self._bring(wanted)
                     except Exception:
                         logger.exception("a load ahead of its request failed")
         finally:
             self._serving = False
 
     async def _bring(self, wanted: _Wanted) -> None:
-        space, hashes, cause, _ = wanted
+        space, hashes, cause, *_ = wanted
         tables = [self._table_of(space, g) for g in range(len(space.groups))]
         here = [self._l1.reserve_each(table, hashes)[0] for table in tables]  # what is there must not go meanwhile
         try:

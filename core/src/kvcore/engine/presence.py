@@ -32,4 +32,6 @@ class Presence:
             self._server.server_close()
         self._manager.close()
         if mine:
+            if self._manager.spans is not None:
+                self._manager.spans.close()
             self._manager.hooks.closed(self._name)

@@ -6,6 +6,7 @@ from kvcore.l2.frame import HEADER_BYTES
 from kvcore.l2.threads import Threads
 from kvcore.l2.tier import Tier
 from kvcore.l2.told import Told
+from kvcore.l2.traced import TracedTier
 from kvcore.l2.transfer import Loads, Stores, Transfer
 
-__all__ = ["HEADER_BYTES", "Capacity", "Codec", "Loads", "Stores", "Threads", "Tier", "Told", "Transfer"]
+__all__ = ["HEADER_BYTES", "Capacity", "Codec", "Loads", "Stores", "Threads", "Tier", "Told", "TracedTier", "Transfer"]

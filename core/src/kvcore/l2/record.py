@@ -7,6 +7,7 @@ from kvcore.api import Failed, LoadOutcome, Missing, ObjectKey, StoreOutcome
 from kvcore.l2.breaker import Breaker
 from kvcore.l2.threads import DeadlineExceeded
 from kvcore.observe import Metrics, Throttle
+from kvcore.observe.spans import failed
 
 ANSWERS = ("full", "too_large", "read_only", "corrupt")
 """Kinds of `Failed` that are a storage's answer: it works. Others (`io`, `timeout`) count against it."""
@@ -56,6 +57,7 @@ class Record:
         self.metrics.add("tier_operations", count, self.name, op, kind)
         self._log.warning(f"{op} {kind}", f"tier {self.name}: {op} failed: {error or repr(error)}")
         self._breaker.failure(op, str(error) or repr(error))
+        failed(error)
 
     def answered(self, op: str, outcomes: Sequence[LoadOutcome | StoreOutcome], seconds: float) -> None:
         """A call was answered, in so long: is the storage well?"""

@@ -19,7 +19,6 @@ from kvcore.engine import CacheEngine, Lookup, Space
 from kvcore.engine import space as spaces
 from kvcore.engine.objects import delete, exists
 from kvcore.l1 import L1Object
-from kvcore.observe.savings import count_saved
 from kvcore.service import wire
 from kvcore.service.connection import Connection
 from kvcore.service.news import Box, Newsroom
@@ -189,11 +188,7 @@ class Session:
     def _use(self, message: wire.Use) -> None:
         lookup = self._lookups.get(message.lookup)
         if lookup is not None and self._engine.renew(lookup):
-            lookup.keep()
-            if lookup.decision is not None:
-                lookup.decision.retrieved += message.tokens
-            speed = self._engine.manager.admission.speed(lookup.space.spec.computed_as)
-            count_saved(self._engine.metrics, message.tokens, lookup.sources, speed)
+            self._engine.used(lookup, message.tokens)
 
     def _release(self, message: wire.Release) -> None:
         self.waiting.pop(message.lookup, None)

@@ -1,0 +1,174 @@
+"""The local cache engine and the local store whose calls are spans. Made in the place of those without where somebody
+listens to spans, so that others pay nothing."""
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from kvcore.api import Attribute
+from kvcore.control import StorageManager
+from kvcore.engine.cache_engine import CacheEngine, Claim
+from kvcore.engine.local_store import LocalStore
+from kvcore.engine.lookup import Lookup
+from kvcore.engine.space import Space
+from kvcore.engine.store_face import Buffers
+from kvcore.engine.store_space import StoreSpace
+from kvcore.observe import Asked
+from kvcore.observe.spans import OpenSpan, Spans, traced, within
+
+
+class _Search:
+    """A lookup's span: it ends when the lookup is answered, which may be before or after its maker has it."""
+
+    def __init__(self, span: OpenSpan, on_answer: Callable[[], None] | None) -> None:
+        self._span = span
+        self._on_answer = on_answer
+        self._lock = threading.Lock()
+        self._lookup: Lookup | None = None
+        self._at = 0
+
+    def answered(self) -> None:
+        """It is, now."""
+        self._end(at=time.time_ns())
+        if self._on_answer is not None:
+            self._on_answer()
+
+    def made(self, lookup: Lookup) -> None:
+        """This one it is."""
+        self._end(lookup=lookup)
+
+    def _end(self, lookup: Lookup | None = None, at: int = 0) -> None:
+        with self._lock:
+            self._lookup, self._at = lookup or self._lookup, at or self._at
+            if self._lookup is None or not self._at:
+                return
+        found = self._lookup
+        attributes: dict[str, Attribute] = {"kvcore.chunks.found": (found.answer or 0) - found.first}
+        attributes |= _counts("kvcore.sources", found.sources) | _counts("kvcore.misses", found.misses)
+        attributes |= {f"kvcore.{name}": text for name in ("broke", "blame") if (text := getattr(found, name))}
+        self._span.end(attributes, self._at)
+
+
+class TracedEngine(CacheEngine):
+    """See above."""
+
+    def __init__(self, manager: StorageManager, name: str, spans: Spans) -> None:
+        self._spans = spans
+        super().__init__(manager, name)
+        self._looked: weakref.WeakKeyDictionary[Lookup, OpenSpan] = weakref.WeakKeyDictionary()
+        self._reading: weakref.WeakKeyDictionary[Lookup, OpenSpan] = weakref.WeakKeyDictionary()
+        self._storing: dict[int, OpenSpan] = {}
+
+    def lookup(
+        self,
+        space: Space,
+        hashes: Sequence[bytes],
+        first: int = 0,
+        asked: Asked | None = None,
+        on_answer: Callable[[], None] | None = None,
+        each: bool = False,
+        begin: int = 0,
+    ) -> Lookup:
+        """See `CacheEngine.lookup`."""
+        about: dict[str, Attribute] = _about(space)
+        about |= {"kvcore.chunks": begin + len(hashes), "kvcore.chunks.first": begin + first}
+        span = self._spans.begin("kvcore.lookup", asked, about)
+        search = _Search(span, on_answer)
+        with within(span):
+            lookup = super().lookup(space, hashes, first, asked, search.answered, each, begin)
+        self._looked[lookup] = span
+        search.made(lookup)
+        return lookup
+
+    def used(self, lookup: Lookup, tokens: int) -> None:
+        """See `CacheEngine.used`."""
+        super().used(lookup, tokens)
+        looked = self._looked.get(lookup)
+        if looked is not None and lookup not in self._reading:
+            self._reading[lookup] = looked.begin_beside("kvcore.retrieve", {"kvcore.tokens": tokens})
+
+    def release(self, lookup: Lookup) -> None:
+        """See `CacheEngine.release`."""
+        super().release(lookup)
+        span = self._reading.pop(lookup, None)
+        if span is not None:
+            span.end({})
+
+    def claim(
+        self, space: Space, wanted: Sequence[Sequence[bytes]], chain: Sequence[bytes], request: str = ""
+    ) -> Claim:
+        """See `CacheEngine.claim`."""
+        span = self._spans.begin("kvcore.store", Asked(request), _about(space))
+        claim = super().claim(space, wanted, chain, request)
+        span.attributes["kvcore.chunks"] = max(map(len, claim.objects), default=0)
+        span.attributes |= _counts("kvcore.skipped", claim.skipped)
+        if claim.id:
+            self._storing[claim.id] = span
+        else:
+            span.end({})
+        return claim
+
+    def publish(self, plan_id: int, ok: bool = True) -> None:
+        """See `CacheEngine.publish`."""
+        span = self._storing.pop(plan_id, None)
+        with within(span):
+            super().publish(plan_id, ok)
+        if span is not None:
+            if not ok:
+                span.error = "a rank has not copied"
+            span.end({})
+
+
+class TracedStore(LocalStore):
+    """See above. Nobody says which request its calls are for: each is a tree of its own."""
+
+    def __init__(self, manager: StorageManager, name: str, spans: Spans) -> None:
+        self._spans = spans
+        super().__init__(manager, name)
+
+    def exists(
+        self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0, asked: Asked | None = None, begin: int = 0
+    ) -> list[bool]:
+        """See `ObjectStore.exists`."""
+        with self._span("kvcore.lookup", space, hashes) as span:
+            found = super().exists(space, hashes, group, asked, begin)
+            span.attributes["kvcore.chunks.found"] = sum(found)
+        return found
+
+    def load(
+        self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int = 0, request: str = ""
+    ) -> list[bool]:
+        """See `ObjectStore.load`."""
+        with self._span("kvcore.retrieve", space, hashes) as span:
+            loaded = super().load(space, hashes, buffers, group, request)
+            span.attributes["kvcore.chunks.found"] = sum(loaded)
+        return loaded
+
+    def store(
+        self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int = 0, request: str = ""
+    ) -> list[bool]:
+        """See `ObjectStore.store`."""
+        with self._span("kvcore.store", space, hashes) as span:
+            stored = super().store(space, hashes, buffers, group, request)
+            span.attributes["kvcore.chunks.stored"] = sum(stored)
+        return stored
+
+    @contextmanager
+    def _span(self, name: str, space: StoreSpace, hashes: Sequence[bytes]) -> Iterator[OpenSpan]:
+        with traced(self._spans, name) as span:
+            assert span is not None
+            span.attributes |= {"kvcore.model": space.spec.model, "kvcore.chunks": len(hashes)}
+            yield span
+
+
+def _about(space: Space) -> dict[str, Attribute]:
+    about: dict[str, Attribute] = {"kvcore.model": space.spec.model, "kvcore.namespace": space.namespace.hex()}
+    if space.tenant:
+        about["kvcore.tenant"] = space.tenant
+    return about
+
+
+def _counts(prefix: str, counts: Mapping[str, int]) -> dict[str, Attribute]:
+    return {f"{prefix}.{name}": count for name, count in counts.items()}

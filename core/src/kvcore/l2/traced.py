@@ -1,0 +1,79 @@
+"""A tier whose calls are spans of the request that they are made for."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvcore.api import Failed, LoadOutcome, Missing, ObjectKey, StoreOutcome
+from kvcore.l2.tier import Tier
+from kvcore.l2.transfer import Loads, Stores, Transfer
+from kvcore.observe.spans import CURRENT, OpenSpan, within
+
+
+class TracedTier(Tier):
+    """Made in the place of a `Tier` where somebody listens to spans."""
+
+    async def exists(self, keys: Sequence[ObjectKey]) -> list[bool]:
+        """See `Tier.exists`."""
+        span = self._begin("exists", len(keys))
+        if span is None:
+            return await super().exists(keys)
+        found: list[bool] = []
+        try:
+            with within(span):
+                found = await super().exists(keys)
+            return found
+        finally:
+            span.end({"kvcore.objects.found": sum(found)})
+
+    async def load(self, wanted: Sequence[Transfer], held: Callable[[], bool] = lambda: True) -> Loads:
+        """See `Tier.load`."""
+        span = self._begin("load", len(wanted))
+        if span is None:
+            return await super().load(wanted, held)
+        loads = Loads([])
+        try:
+            with within(span):
+                loads = await super().load(wanted, held)
+            return loads
+        finally:
+            _end(span, wanted, loads.outcomes)
+
+    async def store(self, given: Sequence[Transfer], *args: Any, **kwargs: Any) -> Stores:
+        """See `Tier.store`."""
+        span = self._begin("store", len(given))
+        if span is None:
+            return await super().store(given, *args, **kwargs)
+        stores = Stores([])
+        try:
+            with within(span):
+                stores = await super().store(given, *args, **kwargs)
+            return stores
+        finally:
+            _end(span, given, stores.outcomes)
+
+    def _begin(self, op: str, objects: int) -> OpenSpan | None:
+        above = CURRENT.get()
+        if above is None or not objects:
+            return None
+        span = above.begin(f"kvcore.tier.{op}", {"kvcore.tier": self.name, "kvcore.objects": objects})
+        if not self.usable:
+            span.error = "tier_down"
+        return span
+
+
+def _end(span: OpenSpan, batch: Sequence[Transfer], outcomes: Sequence[LoadOutcome | StoreOutcome]) -> None:
+    nbytes = sum(t.nbytes for t, o in zip(batch, outcomes, strict=False) if not isinstance(o, Failed | Missing))
+    counts = Counter(map(_word, outcomes))
+    for outcome in outcomes:
+        if isinstance(outcome, Failed):
+            span.error = span.error or outcome.reason
+    if not outcomes:
+        span.error = span.error or "it was given up"
+    span.end({"kvcore.bytes": nbytes, **{f"kvcore.objects.{word}": count for word, count in counts.items()}})
+
+
+def _word(outcome: LoadOutcome | StoreOutcome) -> str:
+    if isinstance(outcome, Failed):
+        return outcome.kind
+    return "missing" if isinstance(outcome, Missing) else "ok"

@@ -22,6 +22,8 @@ COMMANDS = {
     ),
     "run": ("kvcore.cli.run", "start an engine with kvcore"),
     "serve": ("kvcore.cli.serve", "serve one cache to all engines of this machine"),
+    "explain": ("kvcore.cli.explain", "why a request's prompt was found, or not, and what that saved"),
+    "diff": ("kvcore.cli.diff", "how much two prompts have in common, to the cache"),
     "bench": ("kvcore.cli.bench", "measure speed against this machine's limits"),
     "plan": ("kvcore.cli.plan", "a model's KV: its size, load against compute time, and what to configure"),
     "simulate": ("kvcore.cli.simulate", "replay a trace through eviction policies: hit rate against capacity"),

@@ -17,12 +17,14 @@ from kvcore.config import Config, load_config
 from kvcore.control import StorageManager
 from kvcore.engine import space as spaces
 from kvcore.engine.face import StorePlan
+from kvcore.engine.identity import Identities, Identity
 from kvcore.engine.lookup import Lookup, count_answer
 from kvcore.engine.prefetch import Prefetcher
 from kvcore.engine.presence import Presence
 from kvcore.engine.space import ModelSpec, Space
 from kvcore.l1 import L1Object, ObjectSpace, WriteLease
 from kvcore.observe import Asked, Decision, Decisions, Metrics, Throttle, logger
+from kvcore.observe.decisions import salt_word
 from kvcore.observe.savings import count_saved
 from kvcore.plugins import Registry, registry_from_env
 from kvcore.tenants import Usage
@@ -65,6 +67,7 @@ class CacheEngine:
         self._plan_ids = itertools.count(1)
         self.registered: weakref.WeakValueDictionary[bytes, Space] = weakref.WeakValueDictionary()
         """Namespace -> the space registered under it, while anybody holds it."""
+        self.identities = Identities()
         manager.tenancy.held = self.registered.__contains__
         manager.tenancy.forgotten = self._forget
         self._lock = threading.Lock()
@@ -114,6 +117,8 @@ class CacheEngine:
             if known is not None:
                 return known
             space = Space(spec, self._keys, name, chunk_tokens, self.descriptor, tenant)
+            identity = Identity(spec, chunk_tokens, key_scheme, tenant, salt_word(salt), self.manager.lossy_tags)
+            self.identities.note(name, identity)
             self.registered[name] = space  # first: from now on L1 may not forget it
             for g, layout in enumerate(space.groups):
                 self._object_spaces[name, g] = self.l1.space(name, g, layout.nbytes, tenant)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from kvcore.api import KVCoreError, ObjectKey
 from kvcore.control import StorageManager
 from kvcore.engine import CacheEngine, Space
+from kvcore.engine.identity import Identity
 from kvcore.l2 import Tier
 from kvcore.observe.decisions import Decision, Decisions
 from kvcore.observe.journal import Event, Journal
@@ -75,12 +76,12 @@ class Cache:
         assert self.decisions is not None
         return records[-1].at if records and records[-1].seq > 1 else self.decisions.began
 
-    def spaces(self) -> dict[bytes, Space]:
-        """The models that are registered now, by namespace."""
+    def identities(self) -> dict[bytes, Identity]:
+        """What the namespaces stand for that have been registered."""
         if isinstance(self.engine, CacheEngine):
-            return dict(self.engine.registered)
-        listed = getattr(self.engine, "spaces", None)
-        return {s.namespace: s for s in listed()} if callable(listed) else {}
+            return self.engine.identities.all()
+        spaces: Sequence[Space] = self.engine.spaces() if hasattr(self.engine, "spaces") else ()
+        return {s.namespace: Identity(s.spec, s.chunk_tokens, "", s.tenant) for s in spaces}
 
     def events(self, chunk_hash: bytes, namespace: bytes | None = None) -> list[Event]:
         """What is on record of a chunk's objects, newest first."""
@@ -98,27 +99,30 @@ class Cache:
         """Tenants that the configuration names."""
         return set() if self.manager is None else set(self.manager.config.tenants)
 
-    def speed(self, space: Space | None) -> float | None:
+    def speed(self, identity: Identity | None) -> float | None:
         """Tokens a second that the engine computes of this model's prompts, as measured."""
-        if self.manager is None or space is None:
+        if self.manager is None or identity is None:
             return None
-        return self.manager.admission.speed(space.spec.computed_as)
+        return self.manager.admission.speed(identity.spec.computed_as)
 
     # -- where things are now ----------------------------------------------------------------------------------------
 
-    def in_l1(self, space: Space, hashes: Sequence[bytes]) -> list[bool]:
-        """Which chunks L1 has, in all groups without a window."""
-        if not isinstance(self.engine, CacheEngine) or self.engine.manager.closed:
+    def in_l1(self, namespace: bytes, identity: Identity, hashes: Sequence[bytes]) -> list[bool]:
+        """Which chunks L1 has, in all the groups that need them."""
+        if self.manager is None or self.manager.closed:
             return [False] * len(hashes)
-        tables = [self.engine.object_space(space, g).objects for g in _needed(space)]
-        return [all(h in table for table in tables) for h in hashes]
+        tables = {s.group: s.objects for s in list(self.manager.layouts) if s.namespace == namespace}
+        groups = _needed(identity)
+        if not tables.keys() >= set(groups):
+            return [False] * len(hashes)
+        return [all(h in tables[g] for g in groups) for h in hashes]
 
-    def presence(self, space: Space, hashes: Sequence[bytes]) -> Presence | None:
+    def presence(self, namespace: bytes, identity: Identity, hashes: Sequence[bytes]) -> Presence | None:
         """Where the chunks are, in L1 and in each tier; None when only another process can tell. Waits for `ASK_S`."""
         if self.manager is None or self.manager.closed:
             return None
         hashes = hashes[:MAX_ASKED]
-        places: dict[str, Sequence[bool]] = {"l1": self.in_l1(space, hashes)}
+        places: dict[str, Sequence[bool]] = {"l1": self.in_l1(namespace, identity, hashes)}
         silent: dict[str, str] = {}
         asked: dict[str, Tier] = {}
         for tier in list(self.manager.tiers):
@@ -126,8 +130,7 @@ class Cache:
                 asked[tier.name] = tier
             else:
                 silent[tier.name] = tier.breaker.cause or "its circuit breaker leaves it alone"
-        groups = _needed(space)
-        keys = [ObjectKey(space.namespace, h, g) for g in groups for h in hashes]
+        keys = [ObjectKey(namespace, h, g) for g in _needed(identity) for h in hashes]
         try:
             answers = self.manager.loop.submit(_ask(asked, keys)).result(2 * ASK_S) if asked and keys else {}
         except (TimeoutError, RuntimeError, KVCoreError) as error:
@@ -141,20 +144,16 @@ class Cache:
                 places[name] = [all(column) for column in zip(*parts, strict=True)]
         return Presence(places, silent)
 
-    def tier(self, name: str) -> Tier | None:
-        """A tier by its name."""
-        tiers = list(self.manager.tiers) if self.manager is not None else []
-        return next((t for t in tiers if t.name == name), None)
-
 
 def _first(name: str, *owners: Any) -> Any:
     """That of the first that has one."""
     return next((found for owner in owners if (found := getattr(owner, name, None)) is not None), None)
 
 
-def _needed(space: Space) -> list[int]:
+def _needed(identity: Identity) -> list[int]:
     """The groups that need every chunk of a prefix: those with a window need only its end."""
-    return [g for g, window in enumerate(space.windows) if window is None] or list(range(len(space.windows)))
+    windows = [group.window_tokens for group in identity.spec.groups]
+    return [g for g, window in enumerate(windows) if window is None] or list(range(len(windows)))
 
 
 async def _ask(tiers: Mapping[str, Tier], keys: Sequence[ObjectKey]) -> dict[str, list[bool] | None]:

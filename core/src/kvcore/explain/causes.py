@@ -95,7 +95,7 @@ def _cause(facts: Facts) -> Cause:
 
 def _too_short(decision: Decision) -> Cause:
     size, tokens = decision.chunk_tokens, decision.asked.tokens
-    what = f"has {tokens:,} tokens, less" if tokens else "is shorter"
+    what = f"has {count(tokens, 'token')}, less" if tokens else "is shorter"
     text = f"the prompt {what} than one chunk of {size}: only whole chunks are kept"
     return Cause("short_prompt", text, "nothing; a smaller `chunk_tokens`, if many prompts share so short a beginning")
 
@@ -117,7 +117,7 @@ def _gone(facts: Facts, before: Sequence[Event]) -> Cause:
     newest = max(told, key=lambda entry: entry[0])[1]
     remedies = dict.fromkeys(c.remedy for _, c in told if c.remedy)
     text = "; it ".join(c.text for _, c in told)
-    if not facts.writes:
+    if not facts.writes and newest.reason == "evicted":
         text += "; no tier is configured that would have kept it"
         remedies = dict.fromkeys(["a larger `l1.size`, or a tier in `l2` for what leaves L1"])
     return Cause(newest.reason, text, "; or ".join(remedies))
@@ -242,6 +242,11 @@ def _name(near: Nearest, decision: Decision) -> str:
 def when(seconds: float) -> datetime:
     """Seconds since the epoch as a time of the calendar."""
     return datetime.fromtimestamp(seconds, UTC)
+
+
+def count(number: int, what: str) -> str:
+    """`1 token`, `2 tokens`."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def ago(seconds: float) -> str:

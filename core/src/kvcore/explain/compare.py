@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from kvcore.api import ConfigError
 from kvcore.explain import specs
 from kvcore.explain.cache import Cache
+from kvcore.explain.causes import count
 from kvcore.explain.explain import explain_request, prompt_decision
 from kvcore.explain.models import Comparison, DifferenceModel, DiffModel, Question, Side
 from kvcore.explain.nearest import parting, shared, shared_tokens
@@ -29,8 +30,8 @@ def compare(engine: Any, asked: Comparison, name: str = "") -> DiffModel:
     a, b = (_decision(cache, side, asked.model) for side in (asked.a, asked.b))
     found: list[DifferenceModel] = []
     if a.namespace != b.namespace and a.asked.id and b.asked.id:
-        spaces, tenants = cache.spaces(), cache.named_tenants
-        fields = [specs.fields(spaces[d.namespace], tenants) for d in (a, b) if d.namespace in spaces]
+        known, tenants = cache.identities(), cache.named_tenants
+        fields = [specs.fields(known[d.namespace], tenants) for d in (a, b) if d.namespace in known]
         if len(fields) == 2:
             found = specs.differences(*fields)
         else:
@@ -83,14 +84,13 @@ def _sentence(two: Two, tokens: int | None, chunks: int | None) -> tuple[str, st
     if tokens is None:
         if chunks is None:
             return "not known: neither hashes nor tokens of both are on record", ""
-        return f"{chunks} chunks of {size} tokens; which token differs is not on record", (
+        return f"{count(chunks, 'chunk')} of {size} tokens; which token differs is not on record", (
             "`inspect: {tokens: true}` keeps token ids on record"
         )
     if not size:
         return f"the first {tokens:,} tokens; how many chunks that is, a running cache says, or --chunk-tokens N", ""
-    part = (
-        f"the first {tokens:,} tokens: {chunks} whole chunks of {size}, so {(chunks or 0) * size:,} tokens are reused"
-    )
-    if tokens == min(two.tokens) or (chunks and tokens >= size):
+    chunks = chunks or 0
+    part = f"the first {tokens:,} tokens: {count(chunks, 'whole chunk')} of {size}, so {chunks * size:,} are reused"
+    if tokens == min(two.tokens) or chunks:
         return part, ""
     return part, "put what varies last; a smaller `chunk_tokens`, if many prompts share so short a beginning"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvcore.api import ConfigError, KVCoreError
-from kvcore.engine import Space
+from kvcore.engine.identity import Identity
 from kvcore.explain import specs
 from kvcore.explain.cache import Cache, Presence
 from kvcore.explain.causes import Facts, ago, explain_break, when
@@ -58,9 +58,9 @@ def explain_request(engine: Any, request: str, name: str = "") -> Explanations:
 def explain_prompt(engine: Any, question: Question, name: str = "") -> Explanations:
     """Explain what a lookup of this prompt would find now. Raises `ConfigError` for one that cannot be looked for."""
     cache = Cache(engine, name)
-    space, hashes, notes = _looked_for(cache, question)
-    presence = cache.presence(space, hashes)
-    decision = _imagined(question, space, hashes)
+    namespace, identity, hashes, notes = _looked_for(cache, question)
+    presence = cache.presence(namespace, identity, hashes)
+    decision = _imagined(question, namespace, identity, hashes)
     decision.answer = presence.prefix if presence is not None else 0
     decision.broke = "absent" if decision.answer < len(hashes) else ""
     if decision.broke and presence is not None and presence.silent:
@@ -71,31 +71,31 @@ def explain_prompt(engine: Any, question: Question, name: str = "") -> Explanati
 
 def prompt_decision(cache: Cache, question: Question) -> Decision:
     """The lookup that this prompt would be, not answered."""
-    space, hashes, _ = _looked_for(cache, question)
-    return _imagined(question, space, hashes)
+    namespace, identity, hashes, _ = _looked_for(cache, question)
+    return _imagined(question, namespace, identity, hashes)
 
 
-def _imagined(question: Question, space: Space, hashes: Sequence[bytes]) -> Decision:
+def _imagined(question: Question, namespace: bytes, identity: Identity, hashes: Sequence[bytes]) -> Decision:
     asked = Asked("", len(question.tokens), question.tokens or None, question.adapter.partition("=")[0])
-    return Decision(asked, space.namespace, hashes, 0, space.chunk_tokens, 0, time.time())
+    return Decision(asked, namespace, hashes, 0, identity.chunk_tokens, 0, time.time())
 
 
 def _of(cache: Cache, decision: Decision, records: Sequence[Decision], presence: Presence | None = None) -> Explanation:
-    spaces = cache.spaces()
-    space = spaces.get(decision.namespace)
-    if presence is None and space is not None and decision.hashes:
-        presence = cache.presence(space, decision.hashes)
+    known = cache.identities()
+    identity = known.get(decision.namespace)
+    if presence is None and identity is not None and decision.hashes:
+        presence = cache.presence(decision.namespace, identity, decision.hashes)
     near = nearest(decision, (d for d in records if d.at < decision.at and _other(d, decision)))
     answer = decision.first if decision.answer is None else decision.answer
     broke = None
     if answer < decision.chunks or not decision.chunks:
-        broke = _broke(cache, decision, answer, near, spaces)
-    speed = cache.speed(space)
+        broke = _broke(cache, decision, answer, near, known)
+    speed = cache.speed(identity)
     return Explanation(
         request=decision.asked.id,
         at=when(decision.at),
         cache=cache.name,
-        model=space.spec.model if space is not None else "",
+        model=identity.spec.model if identity is not None else "",
         namespace=decision.namespace.hex(),
         adapter=decision.asked.adapter,
         salt=decision.asked.salt,
@@ -110,7 +110,7 @@ def _of(cache: Cache, decision: Decision, records: Sequence[Decision], presence:
             misses=dict(decision.misses),
         ),
         broke=broke,
-        nearest=_near(decision, near, spaces, cache),
+        nearest=_near(decision, near, known, cache),
         now=_now(decision, presence),
         saved=SavedModel(tokens=decision.retrieved, seconds=decision.retrieved / speed if speed else None),
         stored=decision.stored,
@@ -119,7 +119,7 @@ def _of(cache: Cache, decision: Decision, records: Sequence[Decision], presence:
             objects_since=when(cache.journal.since) if cache.journal is not None and cache.journal.most else None,
             tokens=cache.tokens,
         ),
-        notes=_notes(decision, answer, space, broke, cache),
+        notes=_notes(decision, answer, identity, broke, cache),
     )
 
 
@@ -129,14 +129,14 @@ def _other(one: Decision, decision: Decision) -> bool:
 
 
 def _broke(
-    cache: Cache, decision: Decision, chunk: int, near: Nearest | None, spaces: dict[bytes, Space]
+    cache: Cache, decision: Decision, chunk: int, near: Nearest | None, known: dict[bytes, Identity]
 ) -> BreakModel:
     chunk_hash = decision.hash_of(chunk)
     events = cache.events(chunk_hash, decision.namespace) if chunk_hash else []
-    here = spaces.get(decision.namespace)
+    here = known.get(decision.namespace)
     elsewhere, other = ("", list[DifferenceModel]())
     if chunk_hash and here is not None:
-        elsewhere, other = _elsewhere(cache, chunk_hash, here, spaces)
+        elsewhere, other = _elsewhere(cache, chunk_hash, decision.namespace, known)
     journal = cache.journal
     return explain_break(
         Facts(
@@ -144,7 +144,7 @@ def _broke(
             chunk,
             events,
             near,
-            _differs(decision, near, spaces, cache) if near is not None else (),
+            _differs(decision, near, known, cache) if near is not None else (),
             elsewhere,
             other,
             journal.since if journal is not None and journal.most else None,
@@ -154,40 +154,44 @@ def _broke(
 
 
 def _elsewhere(
-    cache: Cache, chunk_hash: bytes, here: Space, spaces: dict[bytes, Space]
+    cache: Cache, chunk_hash: bytes, here: bytes, known: dict[bytes, Identity]
 ) -> tuple[str, list[DifferenceModel]]:
     """Where the same chunk lies under another namespace, and in what that differs: in the fewest fields, of several."""
     tenants = cache.named_tenants
-    found: list[tuple[str, list[DifferenceModel]]] = []
+    mine = specs.fields(known[here], tenants)
     stored = {e.namespace: e.place for e in reversed(cache.events(chunk_hash)) if e.what in ("stored", "loaded")}
-    for namespace, space in spaces.items():
-        if namespace == here.namespace:
+    found: list[tuple[str, list[DifferenceModel]]] = []
+    for namespace, identity in known.items():
+        if namespace == here:
             continue
-        place = "l1" if cache.in_l1(space, [chunk_hash])[0] else stored.get(namespace, "")
+        place = "l1" if cache.in_l1(namespace, identity, [chunk_hash])[0] else stored.get(namespace, "")
         if place:
-            found.append((place, specs.differences(specs.fields(here, tenants), specs.fields(space, tenants))))
+            found.append((place, specs.differences(mine, specs.fields(identity, tenants))))
     return min(found, key=lambda entry: len(entry[1])) if found else ("", [])
 
 
-def _differs(decision: Decision, near: Nearest, spaces: dict[bytes, Space], cache: Cache) -> list[DifferenceModel]:
+def _differs(decision: Decision, near: Nearest, known: dict[bytes, Identity], cache: Cache) -> list[DifferenceModel]:
     """In what the namespace, the adapter or the salt of the nearest request is another."""
     other = near.decision
     found: list[DifferenceModel] = []
     if other.namespace != decision.namespace:
         tenants = cache.named_tenants
-        mine, its = spaces.get(decision.namespace), spaces.get(other.namespace)
+        mine, its = known.get(decision.namespace), known.get(other.namespace)
         if mine is not None and its is not None:
             found = specs.differences(specs.fields(mine, tenants), specs.fields(its, tenants))
         else:
             found = specs.differences({"namespace": decision.namespace.hex()}, {"namespace": other.namespace.hex()})
-    words = {"adapter": (decision.asked.adapter, other.asked.adapter), "salt": (decision.asked.salt, other.asked.salt)}
-    for field, (here, there) in words.items():
-        if here != there and decision.asked.id:
+    told = {d.field for d in found}
+    for field, same, here, there in (
+        ("adapter", "lora", decision.asked.adapter, other.asked.adapter),
+        ("salt", "tenant", decision.asked.salt, other.asked.salt),
+    ):
+        if here != there and decision.asked.id and same not in told:
             found.append(DifferenceModel(field=field, here=here, there=there))
     return found
 
 
-def _near(decision: Decision, near: Nearest | None, spaces: dict[bytes, Space], cache: Cache) -> NearestModel | None:
+def _near(decision: Decision, near: Nearest | None, known: dict[bytes, Identity], cache: Cache) -> NearestModel | None:
     if near is None:
         return None
     other = near.decision
@@ -204,7 +208,7 @@ def _near(decision: Decision, near: Nearest | None, spaces: dict[bytes, Space], 
         here=here,
         there=there,
         at_here=at,
-        differences=_differs(decision, near, spaces, cache),
+        differences=_differs(decision, near, known, cache),
     )
 
 
@@ -215,7 +219,9 @@ def _now(decision: Decision, presence: Presence | None) -> NowModel | None:
     return NowModel(chunks=decision.begin + presence.prefix, places=counts, silent=dict(presence.silent))
 
 
-def _notes(decision: Decision, answer: int, space: Space | None, broke: BreakModel | None, cache: Cache) -> list[str]:
+def _notes(
+    decision: Decision, answer: int, identity: Identity | None, broke: BreakModel | None, cache: Cache
+) -> list[str]:
     notes = []
     if decision.asked.id and decision.answer is None:
         notes.append("it has not been answered yet")
@@ -223,8 +229,8 @@ def _notes(decision: Decision, answer: int, space: Space | None, broke: BreakMod
         notes.append(
             "the engine has not taken what was found: it was aborted, waits for room, or computes it after all"
         )
-    if space is None and cache.manager is not None and decision.namespace:
-        notes.append("its model is registered no more, so what its namespace stands for is not known")
+    if identity is None and cache.manager is not None and decision.namespace:
+        notes.append("what its namespace stands for is not known any more")
     if broke is not None and decision.asked.id and not cache.tokens and broke.reason in _NEED_TOKENS:
         notes.append(TOKENS_OFF)
     return notes
@@ -236,63 +242,65 @@ _NEED_TOKENS = ("never_stored", "differs", "unknown", "other_namespace")
 # -- a prompt ------------------------------------------------------------------------------------------------------
 
 
-def _looked_for(cache: Cache, question: Question) -> tuple[Space, Sequence[bytes], list[str]]:
-    """The space in which a prompt would be looked up, its hashes there, and what else there is."""
+Found = tuple[bytes, Identity, Sequence[bytes], list[str]]
+"""A namespace and what it stands for, the prompt's hashes there, and what else there is to say."""
+
+
+def _looked_for(cache: Cache, question: Question) -> Found:
+    """Where a prompt would be looked up."""
     if cache.manager is None:
         raise ConfigError("this cache is a server's: explain the prompt at the server")
-    spaces = cache.spaces()
+    known = cache.identities()
     if question.hashes:
-        space = spaces.get(bytes.fromhex(question.namespace))
-        if space is None:
-            raise ConfigError(f"no model is registered under the namespace {question.namespace}")
-        return space, [bytes.fromhex(h) for h in question.hashes], []
-    of_model = [s for s in spaces.values() if question.model in ("", s.spec.model)]
+        namespace = bytes.fromhex(question.namespace)
+        if namespace not in known:
+            raise ConfigError(f"no model has been registered under the namespace {question.namespace}")
+        return namespace, known[namespace], [bytes.fromhex(h) for h in question.hashes], []
     notes: list[str] = []
-    models = sorted({s.spec.model for s in spaces.values()})
+    models = sorted({i.spec.model for i in known.values()})
+    of_model = {n: i for n, i in known.items() if question.model in ("", i.spec.model)}
     if not of_model and len(models) == 1:  # the engine has it by another name, such as another folder's
-        of_model = list(spaces.values())
+        of_model = known
         notes.append(f"the cache has one model, {models[0]!r}: taken for {question.model!r}")
     if not of_model:
         raise ConfigError(
             f"no model {question.model!r} is registered with this cache: {', '.join(models) or 'none yet'}"
         )
     adapter = question.adapter.partition("=")[0]
-    fit = [s for s in of_model if s.tenant in _tenants(question) and _adapter(s) == adapter]
+    fit = {n: i for n, i in of_model.items() if i.tenant in _tenants(question) and _adapter(i) == adapter}
     if not fit:
-        raise ConfigError(_no_space(cache, of_model, question))
-    registry = cache.manager.registry
-    best: tuple[int, Space, Sequence[bytes]] | None = None
-    for space in fit:
-        hashes = chunk_hashes(registry, space, question.tokens, question.salt, question.adapter)
-        count = cache.in_l1(space, hashes).count(True)
+        raise ConfigError(_no_identity(cache, list(of_model.values()), question))
+    best: tuple[int, bytes, Sequence[bytes]] | None = None
+    for namespace, identity in reversed(fit.items()):  # of equals the latest
+        hashes = chunk_hashes(cache.manager, identity, question.tokens, question.salt, question.adapter)
+        count = cache.in_l1(namespace, identity, hashes).count(True)
         if best is None or count > best[0]:
-            best = (count, space, hashes)
+            best = (count, namespace, hashes)
     assert best is not None
     if len(fit) > 1:
         notes.append(
             f"{len(fit)} engines have registered this model in ways that differ; this is the one with most of it"
         )
-    for space in of_model:
-        if space not in fit:
-            notes += _alternative(cache, space, question, best[1])
-    return best[1], best[2], notes
+    for namespace, identity in of_model.items():
+        if namespace not in fit:
+            notes += _alternative(cache, namespace, identity, question, fit[best[1]])
+    return best[1], fit[best[1]], best[2], notes
 
 
-def _alternative(cache: Cache, space: Space, question: Question, here: Space) -> list[str]:
-    """What another tenant or adapter has of the same tokens."""
+def _alternative(cache: Cache, namespace: bytes, identity: Identity, question: Question, here: Identity) -> list[str]:
+    """What another tenant has of the same tokens."""
     assert cache.manager is not None
-    adapter = _adapter(space)
-    if adapter:  # the path of its weights, which vLLM's hashes cover, is not known here
+    if _adapter(identity):  # the path of its weights, which vLLM's hashes cover, is not known here
         return []
     try:
-        hashes = chunk_hashes(cache.manager.registry, space, question.tokens, space.tenant, "")
+        hashes = chunk_hashes(cache.manager, identity, question.tokens, identity.tenant, "")
     except KVCoreError:
         return []
-    there = cache.in_l1(space, hashes)
+    there = cache.in_l1(namespace, identity, hashes)
     count = there.index(False) if False in there else len(there)
     if not count:
         return []
-    fields = specs.differences(specs.fields(here, cache.named_tenants), specs.fields(space, cache.named_tenants))
+    fields = specs.differences(specs.fields(here, cache.named_tenants), specs.fields(identity, cache.named_tenants))
     return [f"the first {count} chunks of the same tokens are in l1 under another namespace: {specs.told(fields)}"]
 
 
@@ -303,13 +311,13 @@ def _tenants(question: Question) -> tuple[str, ...]:
     return question.salt, hashlib.sha256(question.salt.encode(errors="surrogatepass")).hexdigest()
 
 
-def _adapter(space: Space) -> str:
-    return space.spec.extra.get("lora", "").rpartition(":")[0]
+def _adapter(identity: Identity) -> str:
+    return identity.spec.extra.get("lora", "").rpartition(":")[0]
 
 
-def _no_space(cache: Cache, spaces: Sequence[Space], question: Question) -> str:
-    tenants = sorted({specs.tenant_shown(s.tenant, cache.named_tenants) or "none" for s in spaces})
-    adapters = sorted({_adapter(s) or "none" for s in spaces})
+def _no_identity(cache: Cache, identities: Sequence[Identity], question: Question) -> str:
+    tenants = sorted({specs.tenant_shown(s.tenant, cache.named_tenants) or "none" for s in identities})
+    adapters = sorted({_adapter(s) or "none" for s in identities})
     wanted = specs.tenant_shown(question.tenant or question.salt, cache.named_tenants)
     return (
         f"nobody has asked for this model as the tenant (or with the salt) {wanted or 'none'} and with the adapter "

@@ -1,28 +1,39 @@
-"""The chunk hashes of a prompt that no engine has sent: made as the engine that registered the space makes them."""
+"""The chunk hashes of a prompt that no engine has sent: made as the engine that registered the model makes them."""
 
 from collections.abc import Sequence
 
-from kvcore.api import EngineIntegration, KeySource, KVCoreError, Prompt
+from kvcore.api import ConfigError, EngineIntegration, KeyGenerator, KeySource, Prompt
 from kvcore.builtin.keys_engine import EngineKeys
 from kvcore.builtin.keys_tokens import TokenKeys
-from kvcore.engine import Space
-from kvcore.explain.specs import scheme_of
-from kvcore.plugins import PluginSpec, Registry
+from kvcore.control import StorageManager
+from kvcore.engine.identity import Identity
+from kvcore.plugins import PluginSpec
 
 
-def chunk_hashes(registry: Registry, space: Space, tokens: Sequence[int], salt: str, adapter: str) -> list[bytes]:
-    """The hashes of all whole chunks. Raises `KVCoreError` where nobody can tell."""
-    scheme = scheme_of(space)
-    prompt = Prompt(tokens, space.spec.block_tokens, space.chunk_tokens, space.spec.extra, adapter, salt)
-    engine = space.spec.engine
-    if any(info.name == engine for info in registry.available("engine")):
-        integration: EngineIntegration = registry.create("engine", PluginSpec(engine, {}, "engine"))
+def chunk_hashes(
+    manager: StorageManager, identity: Identity, tokens: Sequence[int], salt: str, adapter: str
+) -> list[bytes]:
+    """The hashes of all whole chunks. Raises `ConfigError` where nobody can tell."""
+    spec, registry = identity.spec, manager.registry
+    prompt = Prompt(tokens, spec.block_tokens, identity.chunk_tokens, spec.extra, adapter, salt)
+    source = KeySource(identity.chunk_tokens, spec.block_tokens, tokens)
+    if any(info.name == spec.engine for info in registry.available("engine")):
+        integration: EngineIntegration = registry.create("engine", PluginSpec(spec.engine, {}, "engine"))
         source = integration.key_source(prompt)
-    else:
-        source = KeySource(space.chunk_tokens, space.spec.block_tokens, tokens)
-    for generator in (EngineKeys, TokenKeys):
-        if generator.scheme == scheme:
-            return generator({}, None).extend(source)
-    if space._keys.scheme == scheme:
-        return space.hashes(source)
-    raise KVCoreError(f"keys of the scheme {scheme!r} are another process's to make: explain a request by its id")
+    hashes = _generator(manager, identity.scheme).extend(source)
+    if len(hashes) < len(tokens) // identity.chunk_tokens:
+        raise ConfigError(
+            f"how {spec.engine} names the chunks of a prompt is not known here (keys: {identity.scheme}): explain a "
+            "request by its id"
+        )
+    return hashes
+
+
+def _generator(manager: StorageManager, scheme: str) -> KeyGenerator:
+    for kind in (EngineKeys, TokenKeys):
+        if kind.scheme == scheme:
+            return kind({}, None)
+    configured: KeyGenerator = manager.create("keys", manager.config.keys)
+    if configured.scheme == scheme:
+        return configured
+    raise ConfigError(f"keys of the scheme {scheme!r} are another process's to make: explain a request by its id")

@@ -1,20 +1,19 @@
 """In what two namespaces differ, in words: the fields that `kvcore.engine.space.namespace` fingerprints."""
 
-import hashlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Set
 
-from kvcore.engine import Space
+from kvcore.engine.identity import Identity
 from kvcore.explain.models import DifferenceModel
+from kvcore.observe.decisions import salt_word
 
 _MAX_SHOWN = 120
 _WORDS = {"extra.lora": "lora", "extra.hash": "prefix hash", "extra.hf_config": "model config", "extra.reset": "reset"}
 
 
-def fields(space: Space, known_tenants: "frozenset[str] | set[str]" = frozenset()) -> dict[str, str]:
-    """What this space's namespace is made of. Tenants that the configuration does not name are shown as a short hash:
+def fields(identity: Identity, known_tenants: Set[str] = frozenset()) -> dict[str, str]:
+    """What this namespace is made of. Tenants that the configuration does not name are shown as a short hash:
     they may be a request's cache salt."""
-    spec = space.spec
+    spec = identity.spec
     found = {
         "engine": spec.engine,
         "model": spec.model,
@@ -25,11 +24,12 @@ def fields(space: Space, known_tenants: "frozenset[str] | set[str]" = frozenset(
         "attention backend": spec.backend,
         "instruction set": spec.isa,
         "block_tokens": str(spec.block_tokens),
-        "chunk_tokens": str(space.chunk_tokens),
+        "chunk_tokens": str(identity.chunk_tokens),
         "ranks": str(spec.ranks),
-        "keys": scheme_of(space),
-        "tenant": tenant_shown(space.tenant, known_tenants),
-        "lora": "",
+        "keys": identity.scheme,
+        "tenant": tenant_shown(identity.tenant, known_tenants),
+        "salt of the configuration": f"#{identity.salt}" if identity.salt else "",
+        "lossy serde": ", ".join(identity.lossy),
     }
     found |= {f"parallel {name}": str(size) for name, size in spec.parallel.items()}
     found |= {_WORDS.get(f"extra.{name}", name): value for name, value in spec.extra.items()}
@@ -55,16 +55,9 @@ def told(found: list[DifferenceModel]) -> str:
     return ", ".join(f"{d.field} ({d.here or 'none'} here, {d.there or 'none'} there)" for d in found) or "nothing"
 
 
-def scheme_of(space: Any) -> str:
-    """The key scheme of a space: a server's clients make their own keys."""
-    return str(getattr(space, "scheme", "") or space._keys.scheme)
-
-
-def tenant_shown(tenant: str, known: "frozenset[str] | set[str]") -> str:
-    """A tenant's name, or a short hash of it."""
-    if not tenant or tenant in known:
-        return tenant
-    return "#" + hashlib.sha256(tenant.encode(errors="surrogatepass")).hexdigest()[:8]
+def tenant_shown(tenant: str, known: Set[str]) -> str:
+    """A tenant's name, or a short hash of it: that of the salt, where a salt is the tenant."""
+    return tenant if not tenant or tenant in known else f"#{salt_word(tenant)}"
 
 
 def _shown(value: str) -> str:

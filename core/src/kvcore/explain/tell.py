@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from kvcore.explain.causes import ago
+from kvcore.explain.causes import ago, count
 from kvcore.explain.models import DiffModel, Explanation
 
 Decode = Callable[[Sequence[int]], str]
@@ -49,12 +49,14 @@ def _asked(it: Explanation) -> str:
 
 def _size(tokens: int, chunks: int, chunk_tokens: int) -> str:
     if not chunks:
-        return f"{tokens:,} tokens: no whole chunk of {chunk_tokens}" if tokens else f"no whole chunk of {chunk_tokens}"
-    size = f"{chunks} {'chunk' if chunks == 1 else 'chunks'} of {chunk_tokens} tokens"
+        return (
+            f"{count(tokens, 'token')}: no whole chunk of {chunk_tokens}" if tokens else f"no chunk of {chunk_tokens}"
+        )
+    size = f"{count(chunks, 'chunk')} of {chunk_tokens} tokens"
     if not tokens:
         return size
     rest = tokens - chunks * chunk_tokens
-    return f"{tokens:,} tokens: {size}" + (f" and {rest:,} more" if rest else "")
+    return f"{count(tokens, 'token')}: {size}" + (f" and {rest:,} more" if rest else "")
 
 
 def _found(it: Explanation) -> str:
@@ -63,14 +65,14 @@ def _found(it: Explanation) -> str:
         return "nothing to look for"
     parts = []
     if found.held:
-        parts.append(f"{found.held} {'chunk' if found.held == 1 else 'chunks'} that the engine had itself")
+        parts.append(f"{count(found.held, 'chunk')} that the engine had itself")
     if found.held < it.chunks:
-        places = ", ".join(f"{count} in {place}" for place, count in found.places.items())
-        parts.append(f"{found.chunks} of {it.chunks - found.held} chunks" + (f" ({places})" if places else ""))
+        places = ", ".join(f"{n} in {place}" for place, n in found.places.items())
+        parts.append(f"{found.chunks} of {count(it.chunks - found.held, 'chunk')}" + (f" ({places})" if places else ""))
     if it.request:
         parts.append(f"answered in {it.lookup_s * 1e3:.1f} ms")
     elif it.now is not None:
-        there = ", ".join(f"{count} in {place}" for place, count in it.now.places.items() if count)
+        there = ", ".join(f"{n} in {place}" for place, n in it.now.places.items() if n)
         parts.append(f"there now: {there or 'nothing'}")
     return "; ".join(parts)
 
@@ -117,4 +119,4 @@ def _around(ids: Sequence[int], at: int, decode: Decode | None) -> str:
 
 
 def _side(request: str, tokens: int) -> str:
-    return f"request {request}, {tokens:,} tokens" if request else f"a prompt of {tokens:,} tokens"
+    return f"request {request}, {count(tokens, 'token')}" if request else f"a prompt of {count(tokens, 'token')}"

@@ -9,8 +9,9 @@ from urllib.parse import parse_qsl, urlsplit
 from pydantic import ValidationError
 
 from kvcore.api import KVCoreError
+from kvcore.explain.explain import NotOnRecord
 from kvcore.observe import logger
-from kvcore.service.inspect.routes import ROUTES, NotFound
+from kvcore.service.inspect.routes import ROUTES
 from kvcore.service.inspect.subject import Subject
 
 MAX_BODY_BYTES = 16 << 20
@@ -51,7 +52,7 @@ class _Handler(BaseHTTPRequestHandler):
             query = route.query.model_validate(dict(parse_qsl(url.query))) if route.query else None
             given = route.body.model_validate_json(body or b"{}") if route.body else None
             found = route.view(self._subject, given if query is None else query)
-        except NotFound as error:
+        except NotOnRecord as error:
             self.send_error(404, str(error))
         except ValidationError as error:
             text = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])

@@ -5,20 +5,17 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from kvcore.api import KVCoreError
+from kvcore.explain.models import Comparison, Question
+from kvcore.service.inspect import explaining
 from kvcore.service.inspect import models as m
 from kvcore.service.inspect.hot import hot
 from kvcore.service.inspect.subject import Subject
 from kvcore.service.inspect.views import history, metrics, requests, status
 
 
-class NotFound(KVCoreError):
-    """There is nothing of that name: 404."""
-
-
 class Route(NamedTuple):
     """One question. `view` is called with the cache and the query, or the body where there is no query; it answers with
-    a model, or text. Raises `NotFound`, or another `KVCoreError` for what cannot be answered."""
+    a model, or text. Raises a `KVCoreError` for what cannot be answered; `NotOnRecord` is 404."""
 
     view: Callable[[Subject, Any], BaseModel | str]
     query: type[BaseModel] | None = None
@@ -31,4 +28,7 @@ ROUTES: dict[tuple[str, str], Route] = {
     ("GET", "/requests"): Route(requests, m.RequestsQuery),
     ("GET", "/history"): Route(history, m.HistoryQuery),
     ("GET", "/hot"): Route(hot, m.HotQuery),
+    ("GET", "/explain"): Route(explaining.request, explaining.ExplainQuery),
+    ("POST", "/explain"): Route(explaining.prompt, body=Question),
+    ("POST", "/diff"): Route(explaining.diff, body=Comparison),
 }

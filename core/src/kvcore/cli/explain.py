@@ -1,0 +1,127 @@
+"""`kvcore explain`: why a prompt was, or was not, found, and what that saved."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from kvcore.api.errors import ConfigError
+from kvcore.cli import asking, prompts
+from kvcore.cli.output import paint, print_json, table
+
+if TYPE_CHECKING:
+    from kvcore.explain.models import Explanation
+
+LISTED = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `kvcore explain`."""
+    parser.epilog = "without a request or a prompt, the latest requests are listed"
+    parser.add_argument(
+        "request", metavar="REQUEST", nargs="?",
+        help="a request's id as the engine's answer has it, or part of it; `last`: the latest",
+    )  # fmt: skip
+    what = parser.add_argument_group("a prompt instead: what a lookup would find now")
+    one = what.add_mutually_exclusive_group()
+    one.add_argument("--prompt", metavar="TEXT", help="its text")
+    one.add_argument("--prompt-file", metavar="FILE", help="its text, or a JSON list of token ids; - reads stdin")
+    what.add_argument("--salt", metavar="SALT", default="", help="the request's cache salt")
+    what.add_argument("--tenant", metavar="NAME", default="", help="whose request it is, where the salt does not tell")
+    what.add_argument("--adapter", metavar="NAME=PATH", default="", help="its LoRA adapter")
+    prompts.add_tokenizer(parser)
+    asking.add_caches(parser)
+    parser.add_argument("--all", action="store_true", help="every lookup of the request, not only the latest")
+    parser.add_argument("--json", action="store_true", help="JSON on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """JSON: {explanations: [...], more: [ids]}, or {requests: [...]} for the list. Raises `ConfigError` when nobody
+    knows the request."""
+    given = args.prompt is not None or args.prompt_file is not None
+    if given and args.request is not None:
+        raise ConfigError("give a request or a prompt, not both")
+    asked = asking.chosen(args)
+    if given:
+        prompt = args.prompt if args.prompt_file is None else prompts.read(args.prompt_file)
+        body = {
+            "tokens": prompts.tokens(prompt, args),
+            "model": prompts.Tokenizer(args.model).model if args.model else "",
+            "salt": args.salt,
+            "tenant": args.tenant,
+            "adapter": args.adapter,
+        }
+        return _show(args, asking.first_answers(asked, "/explain", body))
+    if args.request is None:
+        return _list(args, asked)
+    if args.request == "last":
+        args.request = _last(asked)
+    return _show(args, asking.first_answers(asked, asking.query("/explain", request=args.request)))
+
+
+def _show(args: argparse.Namespace, answers: list[tuple[Any, Any]]) -> int:
+    """A request to a server is on record in its engine, too: only the best answer to a request is shown."""
+    from kvcore.explain.models import Explanations
+    from kvcore.explain.tell import explanation
+
+    found = [(cache, Explanations.model_validate(said, strict=False)) for cache, said in answers]
+    found.sort(key=lambda entry: _worth(entry[1].explanations[0], args.request or ""))
+    found = found if args.all or args.request is None else found[:1]
+    if args.json:
+        whole = Explanations(
+            explanations=[e for _, said in found for e in said.explanations], more=[m for _, s in found for m in s.more]
+        )
+        print(whole.model_dump_json(indent=2))
+        return 0
+    decode = prompts.Tokenizer(args.model).decode if args.model else None
+    for n, (_, said) in enumerate(found):
+        shown = said.explanations if args.all else said.explanations[:1]
+        for m, one in enumerate(shown):
+            if n or m:
+                print()
+            lines(explanation(one, decode))
+        if len(shown) < len(said.explanations):
+            lines([("note", f"it was looked up {len(said.explanations)} times: --all shows each")])
+        if said.more:
+            lines([("note", f"{len(said.more)} more requests have ids like it: {', '.join(said.more[:5])}")])
+    return 0
+
+
+def _worth(said: "Explanation", request: str) -> tuple[bool, bool]:
+    """The very request first; then who knows what became of objects."""
+    return said.request != request, said.record.objects_since is None
+
+
+def lines(told: list[tuple[str, str]]) -> None:
+    """What each line is about, and the line."""
+    for about, text in told:
+        print(f"{paint(f'{about:<8}', 'bold')} {text}")
+
+
+def _list(args: argparse.Namespace, asked: list[Any]) -> int:
+    rows: list[dict[str, Any]] = []
+    for cache, said in asking.first_answers(asked, f"/requests?limit={LISTED}"):
+        rows += [{"cache": cache.label, **r} for r in said["requests"]]
+    rows = sorted(rows, key=lambda r: str(r["at"]))[-LISTED:]
+    if args.json:
+        print_json({"requests": rows})
+    elif not rows:
+        print("no request is on record yet")
+    else:
+        table(
+            ("AT", "REQUEST", "TOKENS", "CHUNKS", "OWN", "FOUND", "ENDED BY", "CACHE"),
+            [_row(r) for r in rows],
+        )
+    return 0
+
+
+def _row(r: dict[str, Any]) -> list[str]:
+    answer = r["first"] if r["answer"] is None else r["answer"]
+    ended = r["broke"] or ("shorter than a chunk" if not r["chunks"] else "-")
+    counts = (r["tokens"], r["chunks"], r["first"], answer - r["first"])
+    return [str(r["at"])[11:19], r["id"] or "-", *map(str, counts), ended, r["cache"]]
+
+
+def _last(asked: list[Any]) -> str:
+    rows = [r for _, said in asking.first_answers(asked, "/requests?limit=50") for r in said["requests"] if r["id"]]
+    if not rows:
+        raise ConfigError("no request is on record yet")
+    return str(max(rows, key=lambda r: str(r["at"]))["id"])

@@ -1,0 +1,239 @@
+"""Every block of every page is run by a test, checked here, or named with its reason in docs_blocks.yaml."""
+
+import ast
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import docs_blocks
+import pytest
+import yaml
+from docs_blocks import ROOT, Block, Unreadable, blocks, commands, pages, spans
+
+from kvcore.cli.app import COMMANDS, _cut, _parser
+from kvcore.config import load_config
+from kvcore.plugins import Registry
+
+TESTS = ROOT / "tests"
+LIST = yaml.safe_load((Path(__file__).parent / "docs_blocks.yaml").read_text())
+TESTED: dict[str, dict[str, str]] = LIST["tested"]
+CHECKED: dict[str, str] = LIST["checked"]
+SHOWN: dict[str, dict[str, str]] = LIST["shown"]
+PAGES = pages()
+
+
+def fits(block: Block, rows: dict[str, str]) -> list[str]:
+    """The keys of a list that mean a block."""
+    return [key for key in rows if key == f"<{block.language}>" or block.first.startswith(key)]
+
+
+def reasons(words: list[str]) -> list[str]:
+    """The keys of CHECKED that mean a command."""
+    text = " ".join([{"python3": "python"}.get(Path(words[0]).name, Path(words[0]).name), *words[1:]])
+    return [key for key in CHECKED if text == key or text.startswith((f"{key} ", f"{key}/"))]
+
+
+def why(block: Block) -> str:
+    """What is wrong with how a block is treated, "" when nothing is."""
+    if fits(block, TESTED.get(block.page, {})) or fits(block, SHOWN.get(block.page, {})):
+        return ""
+    if block.language in ("yaml", "json"):
+        return ""  # by the tests below
+    advice = "run it in a test and say so in tests/kvcore/docs_blocks.yaml, or say there why not"
+    if block.language not in ("", "console", "sh", "bash"):
+        return f"{block}: nobody tests this {block.language}: {advice}"
+    try:
+        unknown = [" ".join(words) for words in commands(block) if not reasons(words)]
+    except Unreadable as error:
+        return f"{error}: {advice}"
+    return f"{block}: nobody tests `{unknown[0]}`: {advice}" if unknown else ""
+
+
+# -- the list --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_is_tested_or_has_its_reason(page: str) -> None:
+    assert [fault for fault in map(why, blocks(page)) if fault] == []
+
+
+def test_a_new_block_is_found() -> None:
+    def block(language: str, text: str) -> Block:
+        return Block("docs/server.md", 1, language, text)
+
+    assert "nobody tests `kvcored --now`" in why(block("", "kvcored --now\n"))
+    assert "nobody tests this rust" in why(block("rust", "fn main() {}\n"))
+    assert "is no command" in why(block("console", "$ make demo\nall is well\n"))
+    assert "open at the end" in why(block("", "kvcore run 'vllm\n"))
+    assert why(block("", "make demo; pip install kvcore > log\n")) == ""
+
+
+def test_every_line_of_the_list_means_something() -> None:
+    every = {page: blocks(page) for page in PAGES}
+    for rows in (TESTED, SHOWN):
+        for page, keys in rows.items():
+            left = set(keys) - {key for block in every[page] for key in fits(block, keys)}
+            assert not left, f"docs_blocks.yaml: {page} has no block that begins with {left}"
+    used = set()
+    for found in every.values():
+        for block in found:
+            try:
+                used |= {key for words in commands(block) for key in reasons(words)}
+            except Unreadable:
+                continue
+    assert set(CHECKED) - used == set(), "docs_blocks.yaml: no page has these commands"
+
+
+@pytest.mark.parametrize("page", TESTED)
+def test_the_tests_that_are_named_read_the_page(page: str) -> None:
+    name = Path(page).parent.name if Path(page).name == "README.md" and Path(page).parent.name else Path(page).name
+    for named in TESTED[page].values():
+        file, _, test = named.partition("::")
+        text = (TESTS / file).read_text()
+        assert not test or f"def {test}(" in text, f"{file} has no {test}"
+        assert name in text or page in text, f"{file} does not read {page}"
+
+
+# -- what is checked here --------------------------------------------------------------------------------------------
+
+CONFIGURATIONS = [
+    block
+    for page in PAGES
+    for block in blocks(page)
+    if block.language == "yaml" and not fits(block, TESTED.get(page, {})) and not fits(block, SHOWN.get(page, {}))
+]
+
+
+@pytest.mark.parametrize("block", CONFIGURATIONS, ids=lambda b: f"{b.page}:{b.first[:40]}")
+def test_every_yaml_is_a_configuration(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the part of one that the page is about."""
+    monkeypatch.chdir(tmp_path)
+    for name in re.findall(r"file:([\w./-]+)", block.text):  # keys that are to be there
+        assert name.startswith("/etc/")
+    values = yaml.safe_load(block.text)
+    values.setdefault("l2", [])
+    for program in values.get("plugins", {}).get("run", ()):
+        path = Path(program["path"] if isinstance(program, dict) else program)
+        if not path.is_absolute():
+            path.touch()
+    (tmp_path / "kvcore.yaml").write_text(yaml.safe_dump(values))
+    registry = Registry()
+    config = load_config(str(tmp_path / "kvcore.yaml"), env={}, registry=registry)
+    registry.use_hooks(config.hooks)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_json_is_json(page: str) -> None:
+    for block in blocks(page):
+        if block.language == "json":
+            assert json.loads(block.text)
+
+
+@cache
+def parser(command: str) -> Any:
+    return _parser(command)
+
+
+def parsed(words: list[str]) -> None:
+    """A command of kvcore's, by its own parser."""
+    made, modules = parser(words[1] if len(words) > 1 and not words[1].startswith("-") else "")
+    given = ["0" * 32 if word == "NAMESPACE" else word for word in words[1:]]
+    if any(getattr(module, "WORDS_FOLLOW", False) for module in modules.values()):
+        given, _ = _cut(given)
+    _, unknown = made.parse_known_args(given)
+    assert not unknown, f"kvcore does not know {unknown}"
+
+
+def there(words: list[str]) -> None:
+    """What a command names in this repository is there."""
+    program, rest = Path(words[0]).name, words[1:]
+    if program == "kvcore":
+        parsed(words)
+    elif program == "make":
+        makefile = (ROOT / "Makefile").read_text()
+        for word in rest:
+            name, is_value, _ = word.partition("=")
+            assert re.search(rf"^{name} \?=" if is_value else rf"^{name}:", makefile, re.M), word
+    elif program == "pip":
+        packages(rest[1:])
+    elif program in ("python", "python3") and rest[0].endswith(".py"):
+        script = ROOT / rest[0]
+        assert script.is_file(), rest[0]
+        known = {s for file in (*script.parent.glob("*.py"), *ROOT.glob("examples/common/*.py")) for s in strings(file)}
+        assert {w.partition("=")[0] for w in rest[1:] if w.startswith("--")} <= known, words
+    elif program == "pytest":
+        assert all((ROOT / word).exists() for word in rest if word.startswith("tests/")), words
+    elif program in ("vllm", "lmcache", "kubectl", "docker", "cp", "trtllm-serve"):
+        for word in rest:
+            if word.startswith("{"):
+                assert json.loads(word), word
+            elif word.startswith("examples/"):
+                assert list(ROOT.glob(word)), word
+
+
+def packages(words: list[str]) -> None:
+    """Folders with a package, or names of ours, and their extras."""
+    ours = {}
+    for file in (ROOT / "core/pyproject.toml", *ROOT.glob("plugins/*/pyproject.toml")):
+        name = re.search(r'^name = "(.*)"$', file.read_text(), re.M)
+        assert name
+        ours[name[1]] = file
+    for word in words:
+        name, _, extras = word.partition("[")
+        if name.startswith("./"):
+            file = ROOT / name / "pyproject.toml"
+            assert file.is_file(), word
+        elif name.startswith("kvcore"):
+            assert name in ours, word
+            file = ours[name]
+        else:
+            continue
+        for extra in filter(None, extras.rstrip("]").split(",")):
+            assert re.search(rf"^{extra} = \[", file.read_text(), re.M), word
+
+
+@cache
+def strings(file: Path) -> set[str]:
+    found = (n.value for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Constant))
+    return {value for value in found if isinstance(value, str)}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_commands_name_is_there(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for block in blocks(page):
+        if block.language not in ("", "console") or fits(block, SHOWN.get(page, {})):
+            continue
+        try:
+            found = commands(block)
+        except Unreadable:
+            continue  # a session with what it prints: why() has asked for its test
+        for words in found:
+            try:
+                there(words)
+            except SystemExit:
+                pytest.fail(f"{block}: {' '.join(words)}: {capsys.readouterr().err}")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_in_the_prose_exist(page: str) -> None:
+    for span in spans(page):
+        words = span.split()
+        if len(words) < 2 or words[0] != "kvcore" or not re.fullmatch(r"[a-z][a-z-]*", words[1]):
+            continue
+        assert words[1] in COMMANDS, f"{page}: `{span}`"
+        options = {w.partition("=")[0] for w in words[: words.index("--") if "--" in words else None] if w[:2] == "--"}
+        known, text = set(), [_parser(words[1])[0]]
+        while text:
+            for action in text.pop()._actions:
+                known |= set(action.option_strings)
+                text += list(action.choices.values()) if isinstance(action.choices, dict) else []
+        assert options <= known, f"{page}: `{span}`: {options - known}"
+
+
+def test_pages_are_those_of_the_site() -> None:
+    assert "docs/server.md" in PAGES
+    assert "plugins/storage_disk/README.md" in PAGES
+    assert len(PAGES) > 40
+    assert docs_blocks.blocks("docs/configuration.md") == []

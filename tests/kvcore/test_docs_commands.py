@@ -1,0 +1,102 @@
+"""The commands of docs/operations.md, docs/plan.md, docs/server.md and core/README.md, run as they stand there: only
+paths and sizes are smaller, and a word in capitals is what a reader puts there."""
+
+import json
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from docs_blocks import blocks, commands
+
+from kvcore.cli import main
+from kvcore.engine import CacheEngine
+from kvcore.testing.chunks import hashes, put, spec
+from kvcore.testing.servers.process import Server
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in [n for n in os.environ if n.startswith("KVCORE_") and not n.startswith("KVCORE_TEST_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def configuration(page: str) -> str:
+    """The page's first YAML, small."""
+    text = next(block.text for block in blocks(page) if block.language == "yaml")
+    return re.sub(r"\d+GiB", "256MiB", text).replace("/var/cache/kvcore", "disk")
+
+
+def begins(page: str, *starts: str) -> list[list[str]]:
+    """The page's commands of blocks that begin so, but the doctor."""
+    found = [words for b in blocks(page) if b.language == "" and b.first.startswith(starts) for words in commands(b)]
+    return [words for words in found if words[1] != "doctor"]  # it takes ten seconds: test_cli.py
+
+
+def fill(config: str = "kvcore.yaml") -> str:
+    """Six chunks in the tiers; the namespace that they are in."""
+    engine = CacheEngine.open(config, flags={"min_object_size": "128KiB"})
+    space = engine.register(spec())
+    put(engine, space, hashes())
+    engine.close()
+    return space.namespace.hex()
+
+
+def test_operations(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the page's order; what was removed is stored again before it is copied."""
+    (folder / "kvcore.yaml").write_text(configuration("docs/operations.md"))
+    new = "l2: [{name: new, storage: {plugin: disk, path: new, capacity: 64MiB}}]\n"
+    (folder / "new.yaml").write_text(new)
+    (folder / "new").mkdir()
+    monkeypatch.setenv("KVCORE_CONFIG", "kvcore.yaml")
+    namespace = fill()
+    found = begins("docs/operations.md", "kvcore doctor", "kvcore store")
+    assert len(found) == 10
+    said = {}
+    for words in found:
+        if "cp" in words:
+            assert fill() == namespace
+        given = [namespace if word == "NAMESPACE" else word for word in words[1:]]
+        assert main(given) == 0, (words, capsys.readouterr())
+        said[" ".join(words)] = capsys.readouterr().out
+    assert namespace in said["kvcore store ls"]
+    assert any((folder / "new").rglob(f"{namespace}-0-*"))
+
+
+def test_core_readme(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "kvcore.yaml").write_text(configuration("core/README.md"))
+    (folder / "disk").mkdir()
+    found = begins("core/README.md", "kvcore config check")
+    assert [words[1] for words in found] == ["config", "plugins"]
+    for words in found:
+        assert main(words[1:]) == 0, (words, capsys.readouterr())
+
+
+def test_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/plan.md shows what is printed, for the shape of Llama 3.1 8B."""
+    (folder / "llama").mkdir()
+    shape = {
+        "torch_dtype": "bfloat16", "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
+        "max_position_embeddings": 131072, "vocab_size": 128256,
+    }  # fmt: skip
+    (folder / "llama" / "config.json").write_text(json.dumps(shape))
+    ((command,),) = [commands(b) for b in blocks("docs/plan.md") if b.first.startswith("kvcore plan")]
+    (shown,) = [b.text for b in blocks("docs/plan.md") if b.language == "text"]
+    assert main(command[1:]) == 0
+    assert capsys.readouterr().out.rstrip() == shown.rstrip()
+
+
+def test_serve() -> None:
+    """docs/server.md: one file, one command."""
+    ((command,),) = [commands(b) for b in blocks("docs/server.md") if b.first.startswith("kvcore serve")]
+    with tempfile.TemporaryDirectory(prefix="kv") as short:
+        text = configuration("docs/server.md").replace("/run/kvcore", short)
+        (Path(short) / "kvcore.yaml").write_text(text)
+        ready = (Path(short) / "kvcore.sock").is_socket
+        with Server("kvcore", [sys.executable, "-m", "kvcore", *command[1:]], ready=ready, folder=Path(short)):
+            assert ready()

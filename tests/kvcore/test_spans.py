@@ -250,6 +250,34 @@ def test_copies_to_other_tiers_and_loads_ahead(heard: Heard, opened: Callable[..
     } == {"fast"}
 
 
+def test_what_waits_for_its_turn(heard: Heard, opened: Callable[..., CacheEngine]) -> None:
+    """What a hook brings while it does belongs to it."""
+    engine = opened()
+    space = engine.register(spec())
+    put(engine, space, hashes(3))
+    engine.clear(space)
+
+    class Bringer:
+        def queued(self, namespace: bytes, hashes: list[bytes]) -> None:
+            engine.prefetcher.bring(namespace, hashes, "queued")
+
+    engine.observe("bringer", Bringer())
+    engine.queued(space, hashes(3), Asked("req", trace=TRACE))
+    engine.queued(space, hashes(3, start=50), Asked("never looked up"))
+    heard.named("kvcore.prefetch", 2)
+    ask(engine, space, hashes(3), Asked("req", trace=TRACE))
+    engine.close()
+    told = {s.name: s for s in heard.spans if s.request == "req"}
+    assert {"kvcore.queued", "kvcore.prefetch", "kvcore.lookup", "kvcore.retrieve", "kvcore.request"} <= set(told)
+    waited, brought, lookup = told["kvcore.queued"], told["kvcore.prefetch"], told["kvcore.lookup"]
+    assert waited.parent == brought.parent == lookup.parent == told["kvcore.request"].id
+    assert waited.begin_ns <= brought.begin_ns
+    assert brought.end_ns <= lookup.begin_ns <= waited.end_ns
+    assert lookup.attributes["kvcore.sources.l1"] == 3
+    assert {s.trace["traceparent"] for s in told.values() if s.trace} == set(TRACE.values())
+    assert [s.name for s in heard.spans if s.request == "never looked up"][-2:] == ["kvcore.prefetch", "kvcore.request"]
+
+
 def test_an_object_stores_calls(heard: Heard, tmp_path: Path) -> None:
     path = tmp_path / "kvcore.yaml"
     path.write_text("hooks: [watch]\nl2: [{storage: memory}]\nlookup_timeout: 20s\n")
@@ -260,9 +288,14 @@ def test_an_object_stores_calls(heard: Heard, tmp_path: Path) -> None:
     memory = [[memoryview(bytearray(size))] for _ in range(3)]
     assert kept.store(space, hashes(2), memory[:2]) == [True, True]
     assert kept.prefix(space, hashes(3)) == 2
-    assert kept.load(space, hashes(3), memory) == [True, True, False]
+    assert kept.load(space, iter(hashes(3)), memory) == [True, True, False]
+    assert kept.exists(space, hashes(2), asked=Asked("named")) == [True, True]
+    assert kept.load(space, hashes(2), memory[:2], request="named") == [True, True]
     kept.close()
-    trees = {s.name: s for s in heard.spans if not s.parent}
+    (root,) = [s for s in heard.spans if s.name == "kvcore.request"]
+    named = [s.name for s in heard.spans if s.request == "named" and s.parent == root.id]
+    assert named == ["kvcore.lookup", "kvcore.retrieve"]
+    trees = {s.name: s for s in heard.spans if not s.request and not s.parent}
     assert list(trees) == ["kvcore.store", "kvcore.lookup", "kvcore.retrieve"]
     assert trees["kvcore.store"].attributes == {
         "kvcore.model": "m",

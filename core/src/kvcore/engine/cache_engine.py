@@ -173,7 +173,7 @@ class CacheEngine:
             self.prefetcher.asked(space, tables, hashes)
         return lookup
 
-    def queued(self, space: Space, hashes: Sequence[bytes]) -> None:
+    def queued(self, space: Space, hashes: Sequence[bytes], asked: Asked | None = None) -> None:
         """See `Engine.queued`."""
         if hashes and self.manager.hooks.listens("queued"):
             self.manager.hooks.queued(space.namespace, hashes)

@@ -81,9 +81,10 @@ class Engine(Protocol):
         chunk: then that is on record. `hashes` stay there as they are: do not change them.
         """
 
-    def queued(self, space: Space, hashes: Sequence[bytes]) -> None:
+    def queued(self, space: Space, hashes: Sequence[bytes], asked: Asked | None = None) -> None:
         """A request with these chunks, all from its first on, waits for its turn, when it will be looked up. Hooks hear
-        of it, which may have them brought into L1 by then. Worth a call only where requests can wait."""
+        of it, which may have them brought into L1 by then. Worth a call only where requests can wait. `asked`: whose
+        they are, for traces."""
 
     def retrieve(self, lookup: Any, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
         """The plan that loads an answered lookup's chunks into the engine's blocks.

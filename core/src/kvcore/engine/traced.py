@@ -16,7 +16,7 @@ from kvcore.engine.space import Space
 from kvcore.engine.store_face import Buffers
 from kvcore.engine.store_space import StoreSpace
 from kvcore.observe import Asked
-from kvcore.observe.spans import OpenSpan, Spans, traced, within
+from kvcore.observe.spans import MAX_REQUESTS, OpenSpan, Spans, traced, within
 
 
 class _Search:
@@ -59,6 +59,7 @@ class TracedEngine(CacheEngine):
         super().__init__(manager, name)
         self._looked: weakref.WeakKeyDictionary[Lookup, OpenSpan] = weakref.WeakKeyDictionary()
         self._reading: weakref.WeakKeyDictionary[Lookup, OpenSpan] = weakref.WeakKeyDictionary()
+        self._queued: dict[str, OpenSpan] = {}
         self._storing: dict[int, OpenSpan] = {}
 
     def lookup(
@@ -75,12 +76,25 @@ class TracedEngine(CacheEngine):
         about: dict[str, Attribute] = _about(space)
         about |= {"kvcore.chunks": begin + len(hashes), "kvcore.chunks.first": begin + first}
         span = self._spans.begin("kvcore.lookup", asked, about)
+        if asked is not None and (waited := self._queued.pop(asked.id, None)) is not None:
+            waited.end({})
         search = _Search(span, on_answer)
         with within(span):
             lookup = super().lookup(space, hashes, first, asked, search.answered, each, begin)
         self._looked[lookup] = span
         search.made(lookup)
         return lookup
+
+    def queued(self, space: Space, hashes: Sequence[bytes], asked: Asked | None = None) -> None:
+        """See `CacheEngine.queued`. Its span ends with the lookup."""
+        if asked is None or not asked.id or asked.id in self._queued:
+            return super().queued(space, hashes, asked)
+        span = self._queued[asked.id] = self._spans.begin("kvcore.queued", asked, {})
+        if len(self._queued) > MAX_REQUESTS:  # some are never looked up
+            self._queued.pop(next(iter(self._queued)), span).end({})
+        with within(span):
+            super().queued(space, hashes, asked)
+        return None
 
     def used(self, lookup: Lookup, tokens: int) -> None:
         """See `CacheEngine.used`."""
@@ -122,7 +136,7 @@ class TracedEngine(CacheEngine):
 
 
 class TracedStore(LocalStore):
-    """See above. Nobody says which request its calls are for: each is a tree of its own."""
+    """See above."""
 
     def __init__(self, manager: StorageManager, name: str, spans: Spans) -> None:
         self._spans = spans
@@ -132,7 +146,8 @@ class TracedStore(LocalStore):
         self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0, asked: Asked | None = None, begin: int = 0
     ) -> list[bool]:
         """See `ObjectStore.exists`."""
-        with self._span("kvcore.lookup", space, hashes) as span:
+        hashes = tuple(hashes)
+        with self._span("kvcore.lookup", space, hashes, asked) as span:
             found = super().exists(space, hashes, group, asked, begin)
             span.attributes["kvcore.chunks.found"] = sum(found)
         return found
@@ -141,7 +156,8 @@ class TracedStore(LocalStore):
         self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int = 0, request: str = ""
     ) -> list[bool]:
         """See `ObjectStore.load`."""
-        with self._span("kvcore.retrieve", space, hashes) as span:
+        hashes = tuple(hashes)
+        with self._span("kvcore.retrieve", space, hashes, Asked(request)) as span:
             loaded = super().load(space, hashes, buffers, group, request)
             span.attributes["kvcore.chunks.found"] = sum(loaded)
         return loaded
@@ -150,14 +166,15 @@ class TracedStore(LocalStore):
         self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int = 0, request: str = ""
     ) -> list[bool]:
         """See `ObjectStore.store`."""
-        with self._span("kvcore.store", space, hashes) as span:
+        hashes = tuple(hashes)
+        with self._span("kvcore.store", space, hashes, Asked(request)) as span:
             stored = super().store(space, hashes, buffers, group, request)
             span.attributes["kvcore.chunks.stored"] = sum(stored)
         return stored
 
     @contextmanager
-    def _span(self, name: str, space: StoreSpace, hashes: Sequence[bytes]) -> Iterator[OpenSpan]:
-        with traced(self._spans, name) as span:
+    def _span(self, name: str, space: StoreSpace, hashes: Sequence[bytes], asked: Asked | None) -> Iterator[OpenSpan]:
+        with traced(self._spans, name, asked=asked) as span:
             assert span is not None
             span.attributes |= {"kvcore.model": space.spec.model, "kvcore.chunks": len(hashes)}
             yield span

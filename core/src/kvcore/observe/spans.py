@@ -209,12 +209,14 @@ def within(span: OpenSpan | None) -> Iterator[None]:
 
 
 @contextmanager
-def traced(spans: Spans | None, name: str, above: OpenSpan | None = None) -> Iterator[OpenSpan | None]:
-    """What is done in here is a span, where spans are kept: of the request of `above`, or of none."""
+def traced(
+    spans: Spans | None, name: str, above: OpenSpan | None = None, asked: Asked | None = None
+) -> Iterator[OpenSpan | None]:
+    """What is done in here is a span, where spans are kept: of the request of `above`, else of that of `asked`."""
     if spans is None:
         yield None
         return
-    span = above.begin_beside(name, {}) if above is not None else spans.begin(name, None, {})
+    span = above.begin_beside(name, {}) if above is not None else spans.begin(name, asked, {})
     try:
         with within(span):
             yield span

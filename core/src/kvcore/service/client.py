@@ -152,7 +152,7 @@ class RemoteEngine:
             self._lost_lookup(lookup)
         return lookup
 
-    def queued(self, space: Space, hashes: Sequence[bytes]) -> None:
+    def queued(self, space: Space, hashes: Sequence[bytes], asked: Asked | None = None) -> None:
         """See `Engine.queued`."""
         assert isinstance(space, ServedSpace)
         link = self._link
@@ -160,7 +160,8 @@ class RemoteEngine:
             return
         front = hashes[: wire.most_hashes(len(space.groups))]
         if spaces.even(front):
-            link.tell(wire.Queued(space.id, len(front[0]), b"".join(front)))
+            who = None if asked is None else wire.who_of(asked, 0)
+            link.tell(wire.Queued(space.id, len(front[0]), b"".join(front), who))
 
     def retrieve(self, lookup: RemoteLookup, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
         """See `Engine.retrieve`."""

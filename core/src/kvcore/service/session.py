@@ -160,7 +160,7 @@ class Session:
         space = self._spaces.get(message.space)
         if space is not None:
             _bound(hashes, space)
-            self._engine.queued(space, hashes)
+            self._engine.queued(space, hashes, None if message.who is None else wire.asked_of(message.who))
 
     def _answered(self, number: int) -> None:
         """From any thread; on the server's, whoever asks sees it."""

@@ -160,11 +160,11 @@ class SeveralEngine:
         assert isinstance(space, SeveralSpace)
         return SeveralLookup(self, space, hashes, first, asked)
 
-    def queued(self, space: Space, hashes: Sequence[bytes]) -> None:
+    def queued(self, space: Space, hashes: Sequence[bytes], asked: Asked | None = None) -> None:
         """See `Engine.queued`."""
         assert isinstance(space, SeveralSpace)
         for engine, part in zip(self.parts, space.parts, strict=True):
-            engine.queued(part, hashes)
+            engine.queued(part, hashes, asked)
 
     def _ask(
         self, part: int, space: SeveralSpace, hashes: Sequence[bytes], first: int, asked: Asked | None

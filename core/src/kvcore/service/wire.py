@@ -151,6 +151,7 @@ class Queued(Request, tag="queued"):
     space: Id
     hash_bytes: HashBytes
     hashes: Packed
+    who: Who | None = None
 
 
 class Exists(Request, tag="exists"):

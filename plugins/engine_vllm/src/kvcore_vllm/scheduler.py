@@ -123,7 +123,8 @@ class SchedulerHalf(Guarded):
         """vLLM has got a request, and looks it up when it is its turn: when there is room to run it."""
         state = self._state(request)
         if state is not None and self._loading and not request.skip_reading_prefix_cache:
-            self.engine.queued(state.space, tuple(state.extend_hashes(self._hash_tokens)))
+            hashes = tuple(state.extend_hashes(self._hash_tokens))
+            self.engine.queued(state.space, hashes, _compat.asked_of(request))
 
     @guarded(lambda: (0, False))
     def matched_tokens(self, request: Any, held_tokens: int) -> tuple[int | None, bool]:

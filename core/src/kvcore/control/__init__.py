@@ -4,7 +4,7 @@ from kvcore.control.admission import LoadAdmission, Step
 from kvcore.control.batches import Batches, Lent
 from kvcore.control.events import sort_events
 from kvcore.control.fetch import Fetch, Fetcher, Want
-from kvcore.control.locate import locate
+from kvcore.control.locate import locate, unheard
 from kvcore.control.manager import StorageManager
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "Want",
     "locate",
     "sort_events",
+    "unheard",
 ]

@@ -75,7 +75,8 @@ class Batches:
         self._hooks = manager.hooks
         self._metrics = manager.metrics
         self._writes = {name: _Writes(config) for name, config in manager.tier_configs.items()}
-        self._promotion = Promotion(self._loop, self._metrics, self._keep)
+        self._journal = manager.journal
+        self._promotion = Promotion(self._loop, self._metrics, self._keep, journal=self._journal)
         deadlines = sum(config.timeout for config in manager.tier_configs.values())
         self.limit_s = manager.config.lookup_timeout + 2 * deadlines
         """How long a batch may take in its tiers, which hold themselves to their deadlines."""
@@ -178,6 +179,7 @@ class Batches:
         if writes.reuse is not None:
             wanted = set(writes.reuse.published_keys([t.key for t in given]))
             self._metrics.add("tier_held_back", len(given) - len(wanted), tier.name)
+            self._journal.note(tier.name, "held_back", "", [t.key for t in given if t.key not in wanted])
         elif writes.all:
             wanted = {t.key for t in given}
         else:
@@ -233,12 +235,15 @@ class Batches:
         await self._promotion.drain(timeout_s)
 
     def _tell_loaded(self, tier: Tier, batch: Sequence[Transfer], outcomes: Sequence[LoadOutcome]) -> None:
+        asked = len(self._manager.tiers) > 1  # see `_sources`
+        self._journal.outcomes(tier.name, "load", [t.key for t in batch], outcomes, known=asked)
         if self._hooks.listens("loaded") or self._hooks.listens("failed"):
             good, bad = sort_events(tier.name, [(t.key, t.nbytes) for t in batch], outcomes)
             self._hooks.loaded(good)
             self._hooks.failed(bad)
 
     def _tell_stored(self, tier: Tier, batch: Sequence[Transfer], outcomes: Sequence[StoreOutcome]) -> None:
+        self._journal.outcomes(tier.name, "store", [t.key for t in batch], outcomes)
         if self._hooks.listens("stored") or self._hooks.listens("failed"):
             good, bad = sort_events(tier.name, [(t.key, t.nbytes) for t in batch], outcomes)
             self._hooks.stored(good)

@@ -11,6 +11,13 @@ PATIENCE_S = 0.01
 """Once every object has a source, how long a tier that comes earlier in the order may still take to claim it."""
 
 
+def unheard(silent: Sequence[Tier]) -> tuple[str, str]:
+    """Why what no tier has named is not there, and the tiers that may have it all the same."""
+    down = [tier.name for tier in silent if not tier.breaker.closed]
+    names = ",".join(down or [tier.name for tier in silent])
+    return ("tier_down" if down else "no_answer" if silent else "absent"), names
+
+
 async def locate(
     loop: LoopThread,
     tiers: Sequence[Tier],

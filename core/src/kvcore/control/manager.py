@@ -72,9 +72,7 @@ class StorageManager:
             self.spans = Spans(self.hooks.spans, self.loop.post)
         tenants = config.tenants if with_l1 else {}
         self._evictions = Evictions(metrics, tenants, self._tenant)
-        self._tiers = Tiers(
-            self.loop, registry, metrics, config.lookup_timeout, self._evictions, tenants, self.journal
-        )
+        self._tiers = Tiers(self.loop, registry, metrics, config.lookup_timeout, self._evictions, tenants, self.journal)
         self.tiers: list[Tier] = self._tiers.open
         self.arena: Arena | None = None
         self.layouts: dict[ObjectSpace, ObjectLayout] = {}

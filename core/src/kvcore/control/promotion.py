@@ -7,7 +7,7 @@ from typing import Any
 
 from kvcore.control.loop import LoopThread
 from kvcore.l2 import Threads, Tier, Transfer
-from kvcore.observe import Metrics
+from kvcore.observe import NO_JOURNAL, Journal, Metrics
 
 ROOM_BYTES = 256 << 20
 """So much may wait to be written; more is dropped and counted."""
@@ -27,9 +27,11 @@ class Promotion:
         metrics: Metrics,
         write: Callable[[Tier, Sequence[Transfer]], Coroutine[Any, Any, object]],
         room_bytes: int = ROOM_BYTES,
+        journal: Journal = NO_JOURNAL,
     ) -> None:
         self._loop = loop
         self._metrics = metrics
+        self._journal = journal
         self._write = write
         self._room_bytes = room_bytes
         self._waiting_bytes = 0
@@ -51,7 +53,9 @@ class Promotion:
         for tier, wanted in wanting:
             ours = [copies[t.key] for t in wanted if t.key in copies]
             self._metrics.add("tier_promoted", len(ours), tier.name)
-            self._metrics.add("tier_dropped", len(wanted) - len(ours), tier.name, "queue_full")
+            if len(ours) < len(wanted):
+                self._metrics.add("tier_dropped", len(wanted) - len(ours), tier.name, "queue_full")
+                self._journal.note(tier.name, "dropped", "queue_full", [t.key for t in wanted if t.key not in copies])
             if ours:
                 writes.append((tier, ours))
         if writes:

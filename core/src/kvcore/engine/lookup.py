@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 
-from kvcore.control import Fetch, Step, StorageManager, Want
+from kvcore.control import Fetch, Step, StorageManager, Want, unheard
 from kvcore.engine.face import EngineLookup
 from kvcore.engine.space import Space
 from kvcore.l1 import L1Object, ObjectSpace, ReadLease
@@ -306,8 +306,7 @@ class Lookup:
         if all(answer in found for found in self.objects):
             return "window", ""
         if fetch.silent and _NOT_ASKED in fetch.reasons:
-            down = [t.name for t in fetch.silent if not t.breaker.closed]
-            return ("tier_down", ",".join(down)) if down else ("no_answer", ",".join(t.name for t in fetch.silent))
+            return unheard(fetch.silent)
         return next(iter(fetch.reasons), _NOT_ASKED), ""
 
     def _finish(self, fetch: Fetch) -> None:

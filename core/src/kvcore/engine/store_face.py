@@ -6,6 +6,7 @@ from typing import Protocol
 
 from kvcore.engine.space import ModelSpec
 from kvcore.engine.store_space import StoreSpace
+from kvcore.observe import Asked
 
 
 class ObjectStore(Protocol):
@@ -39,20 +40,51 @@ class ObjectStore(Protocol):
         """Is the cache there, and not closed? Waits at most `timeout_s` (seconds) for the connection to a server, which
         `open_store` does not wait for: until then everything is a miss. Tiers in this process are ready at once."""
 
-    def prefix(self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0) -> int:
-        """How many of the front are there. A hint: each may still be gone when it is loaded."""
+    def prefix(
+        self,
+        space: StoreSpace,
+        hashes: Sequence[bytes],
+        group: int = 0,
+        asked: Asked | None = None,
+        begin: int = 0,
+    ) -> int:
+        """How many of the front are there. A hint: each may still be gone when it is loaded. `asked`, `begin`: see
+        `exists`."""
 
-    def exists(self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0) -> list[bool]:
-        """Which are there, as a hint. All tiers are asked at once, and waited for at most half of `lookup_timeout`."""
+    def exists(
+        self,
+        space: StoreSpace,
+        hashes: Sequence[bytes],
+        group: int = 0,
+        asked: Asked | None = None,
+        begin: int = 0,
+    ) -> list[bool]:
+        """Which are there, as a hint. All tiers are asked at once, and waited for at most half of `lookup_timeout`.
+
+        Args:
+            asked: whose blocks these are, which follow each other: then the answer is on record (`kvcore explain`).
+                `Asked()` where an engine names no requests.
+            begin: the number of the first of them in its request.
+        """
 
     def load(
-        self, space: StoreSpace, hashes: Sequence[bytes], buffers: Sequence[Sequence[memoryview]], group: int = 0
+        self,
+        space: StoreSpace,
+        hashes: Sequence[bytes],
+        buffers: Sequence[Sequence[memoryview]],
+        group: int = 0,
+        request: str = "",
     ) -> list[bool]:
         """Bring each object into its buffers; which of them are there now. Buffers whose answer is False may hold
-        anything."""
+        anything. `request`: the `Asked.id` of the request they are for, for the record."""
 
     def store(
-        self, space: StoreSpace, hashes: Sequence[bytes], buffers: Sequence[Sequence[memoryview]], group: int = 0
+        self,
+        space: StoreSpace,
+        hashes: Sequence[bytes],
+        buffers: Sequence[Sequence[memoryview]],
+        group: int = 0,
+        request: str = "",
     ) -> list[bool]:
         """Keep each object; which are in at least one tier now, or in the memory of the server, which writes them to
         its tiers in the background. Tiers are written what their `write:` says.

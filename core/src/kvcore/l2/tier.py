@@ -52,7 +52,7 @@ class Tier:
         capacity: the account, for a capacity, quotas or a time to live that the storage does not keep itself.
         always: it is loaded from however long it takes.
         told: hears what was deleted to keep to `capacity`, and tells observers.
-        on_evict: hears the same, at once.
+        on_evict: hears what was deleted and why, `room` or `expired`, at once.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Tier:
         capacity: Capacity | None = None,
         always: bool = False,
         told: Told | None = None,
-        on_evict: Callable[[Sequence[Entry]], None] = lambda gone: None,
+        on_evict: Callable[[str, Sequence[Entry]], None] = lambda reason, gone: None,
     ) -> None:
         self.name = name
         self.codec = codec
@@ -306,6 +306,7 @@ class Tier:
             self._record.failed("delete", 1, error)
             return
         self._metrics.add("expired_objects", len(gone), self.name)
+        self._on_evict("expired", gone)
         self.told.evicted(gone)
 
     async def usage(self) -> Usage | None:
@@ -349,7 +350,7 @@ class Tier:
 
     def _evicted(self, gone: Sequence[Entry]) -> None:
         self._metrics.add("tier_evicted", len(gone), self.name)
-        self._on_evict(gone)
+        self._on_evict("room", gone)
         self.told.evicted(gone)
 
     def _changed(self, closed: bool, cause: str) -> None:

@@ -48,6 +48,16 @@ def salt_word(salt: str) -> str:
     return hashlib.sha256(b"kvcore.salt\0" + salt.encode(errors="surrogatepass")).hexdigest()[:8] if salt else ""
 
 
+class Answer(NamedTuple):
+    """That of a lookup which has no object of its own."""
+
+    answer: int
+    sources: Mapping[str, int]
+    misses: Mapping[str, int]
+    broke: str = ""
+    blame: str = ""
+
+
 class Answered(Protocol):
     """An answered lookup, see `EngineLookup`."""
 
@@ -149,8 +159,8 @@ class Decisions:
         chunk_tokens: int,
         begin: int = 0,
     ) -> Decision | None:
-        """A lookup is being asked, of the chunks of a request from `begin` on, less the `first` of these; what to tell of
-        it later. None when nothing is kept. `hashes` are kept as they are: nobody may change them."""
+        """A lookup is being asked, of the chunks of a request from `begin` on, less the `first` of these; what to tell
+        of it later. None when nothing is kept. `hashes` are kept as they are: nobody may change them."""
         if not self.most:
             return None
         if asked is None:

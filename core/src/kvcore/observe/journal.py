@@ -31,8 +31,8 @@ class Note(NamedTuple):
         at: seconds since the epoch.
         place: `l1`, or a tier's name.
         what: `stored` (it has them since), `loaded` (it had them, and they came into L1, or the caller's memory),
-            `evicted` (it has them no more), `dropped`, `held_back` and `skipped` (they were not written to it), `failed`
-            (they could not be written to it, or loaded from it).
+            `evicted` (it has them no more), `dropped`, `held_back` and `skipped` (they were not written to it),
+            `failed` (they could not be written to it, or loaded from it).
         reason: of `evicted`: `room`, `cleared`, `expired` (its `ttl`), `unused` (loaded and not used, or moved on to a
             tier with `write: evicted`). Of `dropped`, `skipped` and `failed`: a word of `kvcore_tier_dropped_total`,
             `kvcore_store_skipped_chunks_total`, or the outcomes of `kvcore_tier_operations_total`; also
@@ -94,9 +94,14 @@ class Journal:
                 self.since = gone.at
 
     def outcomes(
-        self, place: str, op: str, objects: Collection[Object], outcomes: Iterable[LoadOutcome | StoreOutcome]
+        self,
+        place: str,
+        op: str,
+        objects: Collection[Object],
+        outcomes: Iterable[LoadOutcome | StoreOutcome],
+        known: bool = True,
     ) -> None:
-        """What came of a `load` from a tier, or of a `store` to it."""
+        """What came of a `load` from a tier, or of a `store` to it. `known`: the tier had said that it has them."""
         if not self.most:
             return
         good = []
@@ -105,7 +110,8 @@ class Journal:
             if isinstance(outcome, Failed):
                 bad.setdefault(outcome.kind, []).append(obj)
             elif isinstance(outcome, Missing):
-                bad.setdefault("evicted_from_tier", []).append(obj)
+                if known:
+                    bad.setdefault("evicted_from_tier", []).append(obj)
             else:
                 good.append(obj)
         self.note(place, "loaded" if op == "load" else "stored", "", good)

@@ -12,7 +12,8 @@ from kvcore.engine.copying import copy_in, copy_out
 from kvcore.engine.space import ModelSpec
 from kvcore.engine.store_face import Buffers
 from kvcore.engine.store_space import Home, Payload, StoreSpace, nameable, of_store, rounds, sound
-from kvcore.observe import Throttle
+from kvcore.observe import Asked, Throttle
+from kvcore.observe.decisions import Answer
 from kvcore.service import wire
 from kvcore.service.attachment import Attachment
 from kvcore.service.client import RemoteEngine, ServedSpace
@@ -34,6 +35,7 @@ class RemoteStore:
     def __init__(self, engine: RemoteEngine) -> None:
         self._engine = engine
         self.metrics = engine.metrics
+        self.decisions = engine.decisions
         self._attachment = Attachment(engine.descriptor)
         self._log = Throttle()
         self._home = Home()
@@ -51,13 +53,18 @@ class RemoteStore:
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    def prefix(self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0) -> int:
+    def prefix(
+        self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0, asked: Asked | None = None, begin: int = 0
+    ) -> int:
         """See `ObjectStore.prefix`."""
-        there = self.exists(space, hashes, group)
+        there = self.exists(space, hashes, group, asked, begin)
         return there.index(False) if False in there else len(there)
 
-    def exists(self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0) -> list[bool]:
-        """See `ObjectStore.exists`."""
+    def exists(
+        self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0, asked: Asked | None = None, begin: int = 0
+    ) -> list[bool]:
+        """See `ObjectStore.exists`. On record, what a server has is at `server`: it does not say where."""
+        begun = time.monotonic()
         hashes = tuple(hashes)
         there = [False] * len(hashes)
         served = self._served(space, group)
@@ -67,20 +74,33 @@ class RemoteStore:
         for batch in _batches(hashes, chosen, wire.MAX_HASHES):
             for i, found in zip(batch, self._engine.exists(served, [hashes[i] for i in batch]), strict=True):
                 there[i] = found
+        absent = there.count(False)
         self.metrics.add("lookups")
-        self.metrics.add("lookup_chunks", there.count(False))  # the others are counted as they are loaded
-        self.metrics.add("miss_chunks", there.count(False), "absent")
+        self.metrics.add("lookup_chunks", absent)  # the others are counted as they are loaded
+        self.metrics.add("miss_chunks", absent, "absent")
+        if asked is not None:
+            decision = self.decisions.begin(asked, served.namespace, hashes, 0, served.chunk_tokens, begin)
+            if decision is not None:
+                front = there.index(False) if absent else len(there)
+                broke = "" if not absent else "absent" if self._engine.ready(served) else "no_server"
+                sources = {"server": len(there) - absent} if absent < len(there) else {}
+                answer = Answer(front, sources, {"absent": absent} if absent else {}, broke)
+                decision.answered(answer, time.monotonic() - begun)
         return there
 
     # -- moving ------------------------------------------------------------------------------------------------------
 
-    def load(self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int = 0) -> list[bool]:
+    def load(
+        self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int = 0, request: str = ""
+    ) -> list[bool]:
         """See `ObjectStore.load`."""
         hashes = tuple(hashes)
         arrived = [False] * len(hashes)
         for served, batch, payloads in self._batches(space, hashes, buffers, group, writable=True):
             for i in self._load(served, [hashes[i] for i in batch], payloads):
                 arrived[batch[i]] = True
+        if not group and (decision := self.decisions.latest(request)) is not None:
+            decision.retrieved += arrived.count(True) * space.spec.block_tokens
         return arrived
 
     def _load(self, space: ServedSpace, hashes: Sequence[bytes], payloads: Sequence[Payload]) -> list[int]:
@@ -110,7 +130,9 @@ class RemoteStore:
         finally:
             self._engine.release(lookup)
 
-    def store(self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int = 0) -> list[bool]:
+    def store(
+        self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int = 0, request: str = ""
+    ) -> list[bool]:
         """See `ObjectStore.store`."""
         hashes = tuple(hashes)
         stored = [False] * len(hashes)
@@ -126,6 +148,8 @@ class RemoteStore:
             kept = self._store(served, [hashes[i] for i in batch], payloads)
             for i, ok in zip(batch, kept, strict=True):
                 stored[i] = ok
+        if (decision := self.decisions.latest(request)) is not None:
+            decision.stored += stored.count(True)
         return stored
 
     def _store(self, space: ServedSpace, hashes: Sequence[bytes], payloads: Sequence[Payload]) -> list[bool]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 
-from kvcore.engine import StoreSpace
+from kvcore.engine import Asked, StoreSpace
 from kvcore.service import open_store
 from kvcore_lmcache import _compat
 from kvcore_lmcache._compat import Layout, bitmap, buffer_of, layout_from, layout_of, store_result
@@ -177,7 +177,7 @@ class KVCoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is n
                     batches.setdefault(space, []).append(i)
         found = [False] * len(keys)
         for space, places in batches.items():
-            answers = self._store.exists(space, [hash_of(keys[i]) for i in places])
+            answers = self._store.exists(space, [hash_of(keys[i]) for i in places], asked=Asked())
             for i, yes in zip(places, answers, strict=True):
                 found[i] = found[i] or yes
         hits = [key for key, yes in zip(keys, found, strict=True) if yes]

@@ -124,6 +124,11 @@ def trailing_pages(transfer: Any) -> int | None:
     return max(1, len(transfer.keys or ())) if transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES else 0
 
 
+def pages_before(extra_info: Any) -> int:
+    """How many pages of the request come before those asked for; 0 where SGLang does not say."""
+    return len(getattr(extra_info, "prefix_keys", None) or ())
+
+
 def one_page(pool: Any) -> Any:
     """The indices of a pool's first page."""
     import torch

@@ -94,8 +94,8 @@ class KVCoreHiCache(_compat.storage_class(), Guarded):  # type: ignore[misc]
 
     @guarded(lambda keys: 0)
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        """How many pages of the front are there."""
-        return self._kv.prefix(keys)
+        """How many pages of the front are there. SGLang does not say whose."""
+        return self._kv.prefix(keys, _compat.pages_before(extra_info))
 
     @guarded(_all_false)
     def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
@@ -142,7 +142,7 @@ class KVCoreHiCache(_compat.storage_class(), Guarded):  # type: ignore[misc]
     @guarded(lambda keys: _compat.pages_result(0, {}, []))
     def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:
         """Which prefixes are there, with what each pool needs of them."""
-        kv_pages = self._kv.prefix(keys)
+        kv_pages = self._kv.prefix(keys, _compat.pages_before(extra_info))
         front = keys[:kv_pages]
         held = []
         for transfer in pool_transfers or [] if front else []:

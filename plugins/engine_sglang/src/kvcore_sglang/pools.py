@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvcore.engine import ObjectStore, StoreSpace
+from kvcore.engine import Asked, ObjectStore, StoreSpace
 from kvcore_sglang.identity import page_hash
 from kvcore_sglang.pages import Lent, Pages
 
@@ -23,9 +23,9 @@ class StoredPool:
         self._moved = moved
         self._page_bytes = sum(pages.sizes)
 
-    def prefix(self, keys: Sequence[str]) -> int:
-        """How many of the front are there."""
-        return self._store.prefix(self._space, [page_hash(key) for key in keys])
+    def prefix(self, keys: Sequence[str], begin: int = 0) -> int:
+        """How many of the front are there; `begin`: the number of the first of them in its request."""
+        return self._store.prefix(self._space, [page_hash(key) for key in keys], asked=Asked(), begin=begin)
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
         """Which are there."""
@@ -71,7 +71,7 @@ class LogicalPool:
     """A pool of indices that holds no bytes: any prefix is there as far as it is concerned, and its side pools say how
     long it is."""
 
-    def prefix(self, keys: Sequence[str]) -> int:
+    def prefix(self, keys: Sequence[str], begin: int = 0) -> int:
         """All of them."""
         return len(keys)
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from kvcore.api import LayoutError, LeaseError
-from kvcore.engine import EngineLookup, ModelSpec, Space
+from kvcore.engine import Asked, EngineLookup, ModelSpec, Space
 from kvcore.service import open_engine
 from kvcore_transformers import _compat, copies, identity
 from kvcore_transformers.calls import BLOCK_TOKENS, KEY_SCHEME, Call, Row, read, rows_of
@@ -86,6 +86,7 @@ class PrefixCache:
         self._tenant = tenant
         self._weights = weights
         self._generated = generated
+        self._calls = 0
         self._stamp: tuple[object, ...] = ()
         self._identity = ""
         self._shape: copies.Shape | None = None
@@ -217,7 +218,11 @@ class PrefixCache:
         """A cache with the columns that every row has."""
         began = time.perf_counter()
         self.last = Reuse(prompt_tokens=sum(len(row.tokens) for row in rows))
-        lookups = [self.engine.lookup(space, tuple(row.hashes(space)), 0) for row in rows]
+        self._calls += 1
+        lookups = [
+            self.engine.lookup(space, tuple(row.hashes(space)), 0, Asked(self._name(i), len(row.tokens), row.tokens))
+            for i, row in enumerate(rows)
+        ]
         try:
             found = [row.pad + _answer(lookup) * space.chunk_tokens for row, lookup in zip(rows, lookups, strict=True)]
             width = min(columns - 1, *found)
@@ -269,7 +274,7 @@ class PrefixCache:
         for i, row in enumerate(rows):
             hashes = Row(row.pad, row.tokens[: max(0, columns - row.pad)]).hashes(space)
             blocks = len(hashes) * space.chunk_blocks
-            plan = self.engine.reserve(space, hashes, 0, len(hashes), [list(range(blocks))])
+            plan = self.engine.reserve(space, hashes, 0, len(hashes), [list(range(blocks))], self._name(i))
             if not plan.copies:
                 continue
             done = False
@@ -282,6 +287,10 @@ class PrefixCache:
                 self.engine.publish(plan.id, done)
             stored += len(plan.copies)
         self._note(stored_chunks=self.last.stored_chunks + stored, store_s=time.perf_counter() - began)
+
+    def _name(self, row: int) -> str:
+        """What the record calls a row of the last call, which has no id."""
+        return f"call-{self._calls}.{row}"
 
     # -- the model ---------------------------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ _COUNTERS = {
     "faults": "Errors in the tier's calls: logged once each, and vLLM goes on without.",
     "scheduler_seconds": "Time that vLLM's scheduler spent in the tier's calls.",
 }
-Move = Callable[[str, list[Key], list[int]], list[bool]]
+Move = Callable[[str, list[Key], list[int], str], list[bool]]
 """Tenant, chunks and rows -> which of them were moved."""
 Ended = Callable[[list[Key], list[bool]], None]
 """Chunks, and which of them were moved."""
@@ -131,7 +131,7 @@ class KVCoreTier(Guarded, SecondaryTierManager):  # type: ignore[misc]
             there = [False] * len(keys)
             try:
                 if not closed and question.tenant is not None:
-                    there = self._rows.exists(question.tenant, keys)
+                    there = self._rows.exists(question.tenant, keys, question.request_id)
             except Exception as error:
                 self.fault("exists", error)
             question.answer(dict(zip(keys, there, strict=True)))
@@ -200,7 +200,7 @@ class KVCoreTier(Guarded, SecondaryTierManager):  # type: ignore[misc]
         try:
             tenant = tenant_named(job.req_context.kv_transfer_params)
             if move is not None and tenant is not None:
-                moved = move(tenant, keys, [int(row) for row in job.chunk_ids])
+                moved = move(tenant, keys, [int(row) for row in job.chunk_ids], job.req_context.req_id)
         except Exception as error:
             self.fault(kind, error)
         ended(keys, moved)

@@ -11,15 +11,16 @@ class Question:
     """One request's chunks. The scheduler's thread asks; another answers, each chunk once.
 
     Attributes:
-        tenant: whose request it is; None: nobody's, so that nothing is found.
+        request_id: of the request. tenant: whose it is; None: nobody's, so that nothing is found.
         fresh: chunks of which the store has not been asked yet.
         answers: chunk -> is it there; None while that is not known.
         due_s: when what is not known is given up, on the monotonic clock.
     """
 
-    __slots__ = ("answers", "due_s", "fresh", "tenant")
+    __slots__ = ("answers", "due_s", "fresh", "request_id", "tenant")
 
-    def __init__(self, tenant: str | None) -> None:
+    def __init__(self, request_id: str, tenant: str | None) -> None:
+        self.request_id = request_id
         self.tenant = tenant
         self.fresh: list[Key] = []
         self.answers: dict[Key, bool | None] = {}
@@ -54,7 +55,7 @@ class Lookups:
 
     def begin(self, request_id: str, tenant: str | None) -> Question:
         """A new request."""
-        question = self._questions[request_id] = Question(tenant)
+        question = self._questions[request_id] = Question(request_id, tenant)
         return question
 
     def of(self, request_id: str) -> Question | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from kvcore.engine import ModelSpec, ObjectStore, StoreSpace
+from kvcore.engine import Asked, ModelSpec, ObjectStore, StoreSpace
 from kvcore_vllm.spaces import MAX_SPACES
 from kvcore_vllm.tier_spec import KEYS
 
@@ -43,22 +43,22 @@ class RowStore:
         self._spaces: dict[str, StoreSpace] = {}
         self._used = self._space("").layouts[0].nbytes  # the rest of a row is padding
 
-    def exists(self, tenant: str, keys: Sequence[Key]) -> list[bool]:
-        """Which of the chunks are there."""
+    def exists(self, tenant: str, keys: Sequence[Key], request: str = "") -> list[bool]:
+        """Which of the chunks of a request are there."""
         found = [False] * len(keys)
         for batch in self._batches(keys):
-            there = self._store.exists(self._space(tenant), batch.hashes, batch.group)
+            there = self._store.exists(self._space(tenant), batch.hashes, batch.group, Asked(request))
             for i, one in zip(batch.indexes, there, strict=True):
                 found[i] = one
         return found
 
-    def load(self, tenant: str, keys: Sequence[Key], rows: Sequence[int]) -> list[bool]:
+    def load(self, tenant: str, keys: Sequence[Key], rows: Sequence[int], request: str = "") -> list[bool]:
         """Bring the chunks into the rows of these numbers; which of them are there now."""
-        return self._move(self._store.load, tenant, keys, rows)
+        return self._move(self._store.load, tenant, keys, rows, request)
 
-    def store(self, tenant: str, keys: Sequence[Key], rows: Sequence[int]) -> list[bool]:
+    def store(self, tenant: str, keys: Sequence[Key], rows: Sequence[int], request: str = "") -> list[bool]:
         """Keep the rows of these numbers as the chunks; which are kept."""
-        return self._move(self._store.store, tenant, keys, rows)
+        return self._move(self._store.store, tenant, keys, rows, request)
 
     def renew(self) -> None:
         """Leave behind all that was kept so far: use names that nothing was stored under."""
@@ -72,12 +72,12 @@ class RowStore:
             self._bytes.release()
 
     def _move(
-        self, move: Callable[..., list[bool]], tenant: str, keys: Sequence[Key], rows: Sequence[int]
+        self, move: Callable[..., list[bool]], tenant: str, keys: Sequence[Key], rows: Sequence[int], request: str
     ) -> list[bool]:
         moved = [False] * len(keys)
         for batch in self._batches(keys):
             buffers = [[self._row(rows[i])] for i in batch.indexes]
-            done = move(self._space(tenant), batch.hashes, buffers, batch.group)
+            done = move(self._space(tenant), batch.hashes, buffers, batch.group, request)
             for i, one in zip(batch.indexes, done, strict=True):
                 moved[i] = one
             for (view,) in buffers:

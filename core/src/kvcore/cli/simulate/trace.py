@@ -57,16 +57,18 @@ class Trace(msgspec.Struct):
 
 
 class Line(msgspec.Struct):
-    """What is read of a line. `chat_id` only tells the formats apart."""
+    """What is read of a line. `chat_id` only tells the formats apart, `block_tokens` is that of the first line."""
 
     input_length: Annotated[int, msgspec.Meta(ge=0)]
     hash_ids: list[int | str]
     timestamp: float | None = None
     chat_id: Any = None
+    block_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 class Format(NamedTuple):
-    """One kind of trace: how its first line is recognised, tokens per block, seconds per unit of its timestamps."""
+    """One kind of trace: how its first line is recognised, tokens per block where it does not say so, seconds per unit
+    of its timestamps."""
 
     name: str
     recognise: Callable[[Line], bool]
@@ -75,6 +77,7 @@ class Format(NamedTuple):
 
 
 FORMATS = (
+    Format("kvcore", lambda line: line.block_tokens is not None, 0, 1e-3),
     Format("Bailian", lambda line: line.chat_id is not None, 16, 1.0),
     Format("Mooncake", lambda line: True, 512, 1e-3),
 )
@@ -159,7 +162,7 @@ class _Reading:
 
     def _begin(self, line: Line) -> tuple[Trace, float]:
         form = next(f for f in FORMATS if f.recognise(line))
-        tokens = self._block_tokens or form.block_tokens
+        tokens = self._block_tokens or line.block_tokens or form.block_tokens
         return Trace(self._name, form.name, tokens, array("d"), array("q"), array("I")), form.time_s
 
     def _add(self, trace: Trace, line: Line, time_s: float) -> None:

@@ -18,11 +18,11 @@ SLICE = 1000
 class _Prefix:
     """One chunk of some requests."""
 
-    __slots__ = ("chunks", "hits", "last", "requests")
+    __slots__ = ("chunks", "found", "hits", "last", "requests")
 
     def __init__(self, chunks: int) -> None:
         self.chunks = chunks
-        self.requests = self.hits = 0
+        self.requests = self.hits = self.found = 0
         self.last = 0.0
 
 
@@ -69,13 +69,14 @@ def _prefixes(decisions: Sequence[Decision], limit: int) -> list[tuple[bytes, by
                 time.sleep(0)
     ends: dict[tuple[bytes, bytes], tuple[bytes, bytes, int, _Prefix]] = {}
     for d in decisions:
-        known = spaces[d.namespace]
+        known, answer = spaces[d.namespace], d.answer or 0
         for i, chunk_hash in enumerate(d.hashes):
             here = known[chunk_hash]
             if here.requests < 2:
                 break
             going_on = known[d.hashes[i + 1]].requests if i + 1 < len(d.hashes) else 0
             if going_on < here.requests:
+                here.found += min(here.chunks, answer)
                 ends[d.namespace, chunk_hash] = (d.namespace, chunk_hash, d.chunk_tokens, here)
         time.sleep(0)
     return heapq.nlargest(limit, ends.values(), key=lambda e: e[2] * e[3].chunks * (e[3].requests - 1))
@@ -99,6 +100,7 @@ def _shown(
         tokens=found.chunks * chunk_tokens,
         requests=found.requests,
         hits=found.hits,
+        found=found.found / (found.requests * found.chunks),
         last=datetime.fromtimestamp(found.last, UTC),
         resident=_resident(subject, namespace, chunk_hash),
     )

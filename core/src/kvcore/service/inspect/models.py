@@ -144,10 +144,11 @@ class StatusModel(Model):
 class RequestsQuery(Model):
     """Which requests."""
 
-    since: int = Field(default=0, ge=0)
-    """Only those with a greater `seq`: `next` of the answer before."""
+    since: int | None = Field(default=None, ge=0)
+    """Only those with a greater `seq`, such as `next` of the answer before, the oldest of them; without it the newest of
+    all."""
     limit: int = Field(default=100, ge=1, le=MAX_REQUESTS)
-    """Most requests of the answer. With `since` the oldest of those come first, without it the newest are given."""
+    """Most requests of the answer."""
     hashes: bool = False
     """With the hashes of their chunks."""
 
@@ -164,7 +165,7 @@ class RequestModel(Model):
     namespace: str
     """Hexadecimal; empty where a server has not said it yet."""
     model: str
-    """Empty when no engine uses the namespace any more."""
+    """Empty where the cache has not been told what the namespace stands for."""
     tenant: str
     adapter: str
     """The LoRA's name."""
@@ -259,6 +260,8 @@ class PrefixModel(Model):
     """How many begin with it."""
     hits: int
     """To how many of them the engine or the cache could give all of it."""
+    found: float
+    """The share of its chunks that they could give, on average."""
     last: datetime
     """When the last of them came."""
     resident: bool | None

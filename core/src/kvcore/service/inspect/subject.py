@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvcore.engine import Engine, ObjectStore
+from kvcore.engine.identity import Identities
 from kvcore.observe import Decisions
 
 if TYPE_CHECKING:
@@ -81,11 +82,11 @@ class Subject:
 
     @property
     def spaces(self) -> dict[bytes, tuple[str, str]]:
-        """Namespace -> model and tenant, of those that an engine uses just now."""
+        """Namespace -> model and tenant, of all that were registered; of a client, those that its engine uses."""
         if self.manager is None:
             return {s.namespace: (s.spec.model, s.tenant) for c in self.clients for s in c.spaces() if s.namespace}
-        registered: Mapping[bytes, Any] = getattr(self.cache, "registered", {})
-        return {n: (s.spec.model, s.tenant) for n, s in list(registered.items())}
+        known: Identities | None = getattr(self.cache, "identities", None)
+        return {n: (i.spec.model, i.tenant) for n, i in known.all().items()} if known is not None else {}
 
     def at_end(self, call: Callable[[], None]) -> None:
         """Have `call` called when the cache is closed."""

@@ -54,7 +54,7 @@ def status(subject: Subject, _: Any = None) -> m.StatusModel:
 def requests(subject: Subject, query: m.RequestsQuery) -> m.RequestsModel:
     """Requests on record: those after `since`, or without it the newest."""
     decisions, spaces = subject.decisions, subject.spaces
-    since = query.since or max(0, decisions.last - query.limit)
+    since = max(0, decisions.last - query.limit) if query.since is None else query.since
     found = decisions.since(since, query.limit)
     oldest = decisions.since(0, 1)
     return m.RequestsModel(

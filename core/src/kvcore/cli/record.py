@@ -1,0 +1,255 @@
+"""`kvcore record`: the lookups of running caches as a trace, which tells no more than what they have in common.
+
+Hashes are hashed again, with a key that nobody has: it is made for the recording and thrown away. So a trace cannot be
+compared with prompts, nor with another trace.
+"""
+
+import argparse
+import gzip
+import hashlib
+import json
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from kvcore.api.errors import ConfigError, KVCoreError
+from kvcore.api.units import parse_duration
+from kvcore.cli import asking
+from kvcore.cli.output import error, print_json
+from kvcore.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from kvcore.service.inspect import Cache
+
+EVERY_S = 1.0
+PAGE = 1000
+ID_BYTES = 7
+"""Of a block's name in a trace: two of 10 million blocks have the same with a probability of 0.1 %."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `kvcore record`."""
+    parser.add_argument("out", metavar="OUT", help="the trace to write, packed when it ends with .gz; - is stdout")
+    parser.add_argument("--seconds", metavar="N", type=_seconds, help="end after so long (default: with Ctrl-C)")
+    parser.add_argument("--past", action="store_true", help="begin with the requests that are on record already")
+    parser.add_argument("--json", action="store_true", help="what was recorded, as JSON on stdout")
+    asking.add_caches(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Record until it is time. Status 1 when nothing was recorded."""
+    if args.json and args.out == "-":
+        raise ConfigError("--json and the trace cannot both go to stdout: write the trace to a file")
+    sources = entrances(asking.chosen(args), all_of_them=bool(args.cache or args.url))
+    with ExitStack() as stack:
+        recording = Recording(_opened(args.out, stack))
+        followed = [Followed(cache, kind, past=args.past) for cache, kind in sources]
+        progress = stack.enter_context(Progress("recording", None, "requests"))
+        begun = time.monotonic()
+        over = _end_of_signals(stack)
+        while True:
+            ending = over.is_set() or (args.seconds is not None and time.monotonic() - begun >= args.seconds)
+            alive = [f for f in followed if not f.gone]
+            progress.add(_round(recording, alive))
+            if ending or not alive:
+                break
+            over.wait(
+                EVERY_S if args.seconds is None else min(EVERY_S, max(0.0, begun + args.seconds - time.monotonic()))
+            )
+    return _tell(args, recording, followed, time.monotonic() - begun)
+
+
+class Recording:
+    """A trace that is being written.
+
+    Attributes:
+        requests, tokens: recorded so far.
+        other_size: requests left out, because their chunks are longer or shorter than those of the first one.
+        headless: requests left out, because it is not known what is before their first hash.
+    """
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._key = secrets.token_bytes(32)
+        self._began: float | None = None
+        self._before: dict[int, int] = {}
+        self.block_tokens = 0
+        self.requests = self.tokens = self.other_size = self.headless = 0
+
+    def add(self, request: Mapping[str, Any], at: float, *, headed: bool = True) -> None:
+        """One request, as of `/requests?hashes=1`. `at`: seconds since 1970. `headed`: its hashes begin at its front;
+        else the front, which an engine held itself, is put before them from what was asked for earlier."""
+        self.block_tokens = self.block_tokens or request["chunk_tokens"]
+        if request["chunk_tokens"] != self.block_tokens:
+            self.other_size += 1
+            return
+        blocks = [self._name(request["namespace"], chunk_hash) for chunk_hash in request["hashes"]]
+        if not headed:
+            head = self._head(blocks, request["begin"])
+            if head is None:
+                self.headless += 1
+                return
+            self._before.update(zip(blocks[1:], blocks, strict=False))
+            blocks = head + blocks
+        if self._began is None:
+            self._began = at
+        tokens = request["tokens"] or len(blocks) * self.block_tokens
+        line = {
+            "timestamp": round((at - self._began) * 1e3),
+            "input_length": tokens,
+            "hash_ids": blocks,
+            "block_tokens": self.block_tokens,
+        }
+        self._out.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self.requests += 1
+        self.tokens += tokens
+
+    def flush(self) -> None:
+        """Let what was recorded arrive."""
+        self._out.flush()
+
+    def _name(self, namespace: str, chunk_hash: str) -> int:
+        data = bytes.fromhex(namespace) + bytes.fromhex(chunk_hash)
+        return int.from_bytes(hashlib.blake2b(data, digest_size=ID_BYTES, key=self._key).digest(), "big")
+
+    def _head(self, blocks: Sequence[int], count: int) -> list[int] | None:
+        """The `count` blocks before these; None when they are not known."""
+        if count and not blocks:
+            return None
+        head: list[int] = []
+        for _ in range(count):
+            before = self._before.get(head[-1] if head else blocks[0])
+            if before is None:
+                return None
+            head.append(before)
+        return head[::-1]
+
+
+class Followed:
+    """One cache whose requests are recorded.
+
+    Attributes:
+        missed: requests that it had forgotten before they could be read.
+        gone: why it cannot be asked any more.
+    """
+
+    def __init__(self, cache: "Cache", kind: str, *, past: bool) -> None:
+        from kvcore.service.inspect import ask
+
+        self.cache = cache
+        self.headed = kind != "server"
+        self.missed = 0
+        self.gone = ""
+        known = ask(cache, "/requests?limit=1")
+        self._since = max(0, known["oldest"] - 1) if past else known["newest"]
+
+    def read(self) -> list[dict[str, Any]]:
+        """What was asked since the last time."""
+        from kvcore.service.inspect import ask
+
+        found: list[dict[str, Any]] = []
+        while not self.gone:
+            try:
+                page = ask(self.cache, f"/requests?hashes=1&limit={PAGE}&since={self._since}")
+            except KVCoreError as e:
+                self.gone = str(e)
+                break
+            some = page["requests"]
+            if some:
+                self.missed += some[0]["seq"] - self._since - 1
+                self._since = some[-1]["seq"]
+            found += some
+            if len(some) < PAGE:
+                break
+        return found
+
+
+def entrances(caches: "Sequence[Cache]", *, all_of_them: bool) -> "list[tuple[Cache, str]]":
+    """Where requests come in, and as what: not the server of engines that are asked themselves, or their requests would
+    stand there twice."""
+    from kvcore.service.inspect import ask
+
+    status = [(cache, ask(cache, "/status")) for cache in caches]
+    engines = {address for _, s in status if s["kind"] == "client" for address in s["address"].split(", ")}
+    return [
+        (cache, str(s["kind"]))
+        for cache, s in status
+        if all_of_them or s["kind"] != "server" or s["address"] not in engines
+    ]
+
+
+def _round(recording: Recording, followed: Sequence[Followed]) -> int:
+    """Read and write what is new; how many requests that were."""
+    from datetime import datetime
+
+    before = recording.requests
+    found = [(datetime.fromisoformat(r["at"]).timestamp(), f.headed, r) for f in followed for r in f.read()]
+    for at, headed, request in sorted(found, key=lambda entry: entry[0]):
+        recording.add(request, at, headed=headed)
+    recording.flush()
+    return recording.requests - before
+
+
+def _end_of_signals(stack: ExitStack) -> threading.Event:
+    """Is set by Ctrl-C and SIGTERM, the usual ends of a recording, which then writes out what it has."""
+    over = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before = signal.signal(number, lambda *_: over.set())
+        stack.callback(signal.signal, number, before)
+    return over
+
+
+def _opened(path: str, stack: ExitStack) -> TextIO:
+    if path == "-":
+        return stack.enter_context(os.fdopen(os.dup(1), "w", encoding="utf-8"))
+    try:
+        if path.endswith(".gz"):
+            return cast(TextIO, stack.enter_context(gzip.open(path, "xt", encoding="utf-8")))
+        return stack.enter_context(open(path, "x", encoding="utf-8"))
+    except FileExistsError:
+        raise ConfigError(f"{path} is there already: give another name, or remove it") from None
+
+
+def _tell(args: argparse.Namespace, recording: Recording, followed: Sequence[Followed], seconds: float) -> int:
+    missed = sum(f.missed for f in followed)
+    if args.json:
+        print_json(
+            {
+                "file": args.out, "seconds": round(seconds, 3), "caches": [f.cache.label for f in followed],
+                "requests": recording.requests, "tokens": recording.tokens, "block_tokens": recording.block_tokens,
+                "missed": missed, "other_size": recording.other_size, "headless": recording.headless,
+            }
+        )  # fmt: skip
+    elif args.out != "-":
+        print(
+            f"{args.out}: {recording.requests:,} requests of {recording.tokens:,} tokens, in blocks of "
+            f"{recording.block_tokens}, from {', '.join(f.cache.label for f in followed)} in {seconds:.0f} s"
+        )
+    left_out = {
+        "were forgotten by the cache before they could be read: raise `inspect.requests`": missed,
+        "have chunks of another size than the first, and were left out: record one model": recording.other_size,
+        "begin with what their engine held itself and asked for before the recording: they were left out": (
+            recording.headless
+        ),
+    }
+    for what, number in left_out.items():
+        if number:
+            error(f"{number:,} requests {what}")
+    for f in followed:
+        if f.gone:
+            error(f.gone)
+    if not recording.requests:
+        error("nothing was recorded: no request with a name came in, or none at all")
+    return 0 if recording.requests else 1
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text) if text.replace(".", "", 1).isdecimal() else parse_duration(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from None

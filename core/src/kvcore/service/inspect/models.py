@@ -145,8 +145,7 @@ class RequestsQuery(Model):
     """Which requests."""
 
     since: int | None = Field(default=None, ge=0)
-    """Only those with a greater `seq`, such as `next` of the answer before, the oldest of them; without it the newest of
-    all."""
+    """Only those with a greater `seq`, such as `next` of the answer before, the oldest first; without it the newest."""
     limit: int = Field(default=100, ge=1, le=MAX_REQUESTS)
     """Most requests of the answer."""
     hashes: bool = False

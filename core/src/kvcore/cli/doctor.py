@@ -8,7 +8,7 @@ from typing import Any
 
 from kvcore.api.engine import Finding
 from kvcore.api.errors import KVCoreError, PluginError
-from kvcore.cli import interrupted, machine, server, tiers
+from kvcore.cli import interrupted, machine, sanity, server, tiers
 from kvcore.cli.child import call
 from kvcore.cli.config import add_set, flags
 from kvcore.cli.output import COLOURS, paint, print_json, track
@@ -192,7 +192,9 @@ def _configuration(registry: Registry, args: argparse.Namespace) -> Iterator[Fin
         for fault in e.faults:
             yield Finding("error", "config", str(fault), "see `kvcore plugins show NAME` and docs/configuration.md")
         return
-    yield Finding("ok", "config", config.file or "no file: the defaults are in force")
+    yield from sanity.chosen_file(config)
+    yield from sanity.overridden(config, registry)
+    yield from sanity.remarks(config)
     try:
         registry.use_hooks(config.hooks)
     except PluginError as e:
@@ -203,6 +205,7 @@ def _configuration(registry: Registry, args: argparse.Namespace) -> Iterator[Fin
     for fault in script_faults(config.plugins, config.sources):
         yield Finding("error", "config", str(fault), "correct it: kvcore serve refuses it")
     yield from machine.l1_size(config.l1.size)
+    yield from sanity.sizes(config)
     policies = [(tier.eviction, "eviction") for tier in config.l2 if tier.capacity is not None]
     for spec, kind in ((config.l1.eviction, "eviction"), (config.keys, "keys"), *policies):
         try:
@@ -217,4 +220,4 @@ def _configuration(registry: Registry, args: argparse.Namespace) -> Iterator[Fin
         )
     yield from tiers.shared_paths(config.l2)
     for tier in config.l2:
-        yield from tiers.probe(tier, registry)
+        yield from tiers.probe(tier, registry, config.lookup_timeout)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvcore.api import KVCoreError, StorageError, StorageUnavailable, Usage, format_size
 from kvcore.api.engine import Finding
-from kvcore.cli import running
+from kvcore.cli import mounts, running
 from kvcore.cli.heard import heard
 from kvcore.cli.speed import DELETE_S, timed
 from kvcore.config import TierConfig
@@ -18,15 +18,19 @@ from kvcore.observe import Metrics
 from kvcore.plugins import Registry
 
 LOW_SPACE_BYTES = 1 << 30
+LOW_LOOKUP_BYTES = 64 << 20
+"""A tier that delivers less than this while a lookup waits has little of a prompt to give."""
 
 
-def probe(config: TierConfig, registry: Registry) -> Iterator[Finding]:
-    """Open the tier, prove that it answers, and time a round trip of 64 MiB through its serdes."""
+def probe(config: TierConfig, registry: Registry, lookup_timeout_s: float) -> Iterator[Finding]:
+    """Open the tier, prove that it answers, and time a round trip of 64 MiB through its serdes. Does it
+    keep to its deadlines?"""
     subject = f"tier {config.name}"
     yield from _space(subject, config)
     with heard() as warnings:
         findings = _examined(subject, config, registry)
     yield from findings
+    yield from _late(subject, config, findings, lookup_timeout_s)
     if all(f.level != "error" for f in findings):  # which else says the same
         for text in dict.fromkeys(warnings):
             yield Finding("note", subject, f"warns: {text}")
@@ -57,6 +61,24 @@ def _examined(subject: str, config: TierConfig, registry: Registry) -> list[Find
         return [Finding("error", subject, text, "report it to the plugin's author, or take the tier out of l2")]
     finally:
         threads.close()
+
+
+def _late(subject: str, config: TierConfig, findings: Sequence[Finding], lookup_timeout_s: float) -> Iterator[Finding]:
+    """Whether what was measured fits the tier's deadline, and that of a lookup."""
+    for data in (f.data for f in findings if f.data is not None and "load_bytes_s" in f.data):
+        if data["slowest_s"] > config.timeout:
+            text = (
+                f"a batch took {data['slowest_s']:.3g} s, and its timeout is {config.timeout:g} s: it counts as failed"
+            )
+            remedy = "raise its timeout, or take a faster storage or serde"
+            yield Finding("error", subject, text, remedy)
+        delivered = int(data["load_bytes_s"] * lookup_timeout_s)
+        if delivered < LOW_LOOKUP_BYTES:
+            text = (
+                f"delivers {format_size(delivered)} within lookup_timeout ({lookup_timeout_s:g} s), which is the KV of "
+                f"some {max(1, delivered >> 17)} tokens of an 8B model: the rest of a prompt is a miss"
+            )
+            yield Finding("warning", subject, text, "raise lookup_timeout, or take a faster storage or serde")
 
 
 def _unanswered(error: BaseException | None) -> bool:
@@ -113,6 +135,7 @@ def _space(subject: str, config: TierConfig) -> Iterator[Finding]:
         yield Finding("ok", subject, text, data=data)
     else:
         yield Finding("warning", subject, text, "free space, or give another path", data)
+    yield from mounts.place(subject, here)
 
 
 async def _round_trip(subject: str, config: TierConfig, tier: Tier, frames: Frames) -> list[Finding]:

@@ -1,246 +1,399 @@
-"""`kvcore record` and `kvcore replay`: what is recorded tells nothing of prompts, and can be simulated and replayed."""
+"""The record of a cache: what requests were answered, why no more of them, and what became of objects."""
 
-import gzip
-import io
-import json
 import os
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvcore.cli import main
-from kvcore.cli.record import EVERY_S, Followed, Recording, entrances
-from kvcore.cli.simulate.trace import read_trace
-from kvcore.engine import Asked, CacheEngine, Space
-from kvcore.service import open_engine
-from kvcore.service.inspect import caches
-from kvcore.testing.chunks import hashes, put, spec
-from kvcore.testing.servers.kvcore import KVCoreServer
+from kvcore.api import Failed, Loaded, Missing, ObjectKey
+from kvcore.engine import Asked, CacheEngine, LocalStore, Space, salt_word
+from kvcore.observe import Decision, Decisions, Journal
+from kvcore.observe.decisions import MAX_HASHES
+from kvcore.testing.chunks import CHUNKS, hashes, publish, put, spec
+from kvcore.testing.fault_config import Faults
 
-PATIENCE_S = 60.0
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder with a short path: a socket's has at most 107 bytes."""
-    with tempfile.TemporaryDirectory(prefix="kv") as path:
-        yield Path(path)
+Make = Callable[..., CacheEngine]
+WAIT_S = 60.0
+SPACE = b"n" * 16
 
 
-@pytest.fixture(autouse=True)
-def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVCORE_RUN_DIR", str(folder / "run"))
-    monkeypatch.delenv("KVCORE_CONFIG", raising=False)
+def noted(decisions: Decisions, request: str = "", count: int = 1, **options: Any) -> Decision:
+    decision = decisions.begin(Asked(request, **options), SPACE, hashes(count), 0, 32)
+    assert decision is not None
+    return decision
 
 
-@pytest.fixture
-def config(folder: Path) -> Path:
-    path = folder / "kvcore.yaml"
-    path.write_text("l1: {size: 8MiB}\nl2: []\nmin_object_size: 128KiB\nlookup_timeout: 20s\n")
-    return path
+def keys(count: int, start: int = 0) -> list[ObjectKey]:
+    return [ObjectKey(SPACE, h) for h in hashes(count, start)]
 
 
-@pytest.fixture
-def engine(config: Path) -> Iterator[CacheEngine]:
-    engine = open_engine(str(config), name="vllm")
-    assert isinstance(engine, CacheEngine)
-    yield engine
-    engine.close()
+# -- decisions ---------------------------------------------------------------------------------------------------------
 
 
-def ask(engine: CacheEngine, space: Space, keys: list[bytes], first: int = 0, more: int = 5) -> None:
-    asked = Asked(f"secret-id-{keys[:1]}", len(keys) * space.chunk_tokens + more, salt="ab12")
-    lookup = engine.lookup(space, keys, first, asked=asked)
-    assert lookup.wait(PATIENCE_S)
-    engine.release(lookup)
+def test_the_last_lookups_are_kept() -> None:
+    decisions = Decisions(3)
+    for i in range(5):
+        noted(decisions, f"r{i}")
+    assert [(d.seq, d.asked.id) for d in decisions.since()] == [(3, "r2"), (4, "r3"), (5, "r4")]
+    assert [d.seq for d in decisions.since(3)] == [4, 5]
+    assert [d.seq for d in decisions.since(1, 2)] == [3, 4]
+    assert decisions.since(5) == decisions.since(99) == []
+    assert (decisions.last, len(decisions)) == (5, 3)
+    assert decisions.of("r0") == []
+    assert decisions.latest("r0") is None
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
-    text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def test_what_is_recorded_is_what_lookups_have_in_common_and_no_more(
-    engine: CacheEngine, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    space = engine.register(spec())
-    put(engine, space, hashes(2))
-    ask(engine, space, hashes(4))
-    ask(engine, space, [*hashes(2), *hashes(2, 100)])
-    ask(engine, space, [], more=7)  # shorter than a chunk
-    ask(engine, engine.register(spec("other weights")), hashes(4))
-    out = folder / "trace.jsonl.gz"
-    assert main(["record", str(out), "--past", "--seconds", "0"]) == 0
-    assert f"{out}: 4 requests of 406 tokens, in blocks of 32, from vllm-{os.getpid()}" in capsys.readouterr().out
-    first, second, short, other = (line["hash_ids"] for line in lines(out))
-    assert first[:2] == second[:2]
-    assert short == []
-    assert len({*first, *second, *other}) == 4 + 2 + 4  # another model's are others
-    times = [line["timestamp"] for line in lines(out)]
-    assert times[0] == 0
-    assert times == sorted(times)
-    assert [line["input_length"] for line in lines(out)] == [133, 133, 7, 133]
-    assert {name for line in lines(out) for name in line} == {"timestamp", "input_length", "hash_ids", "block_tokens"}
-    text = gzip.decompress(out.read_bytes())
-    for chunk_hash in hashes(4):
-        value = int.from_bytes(chunk_hash[:7], "big")
-        assert chunk_hash.hex()[:12].encode() not in text
-        assert str(value).encode() not in text
-    again = folder / "again.jsonl"
-    assert main(["record", str(again), "--past", "--seconds", "0"]) == 0
-    assert not {i for line in lines(again) for i in line["hash_ids"]} & {*first, *second, *other}  # another key
-    capsys.readouterr()
-    assert main(["record", str(again), "--seconds", "0"]) == 1
-    assert f"{again} is there already" in capsys.readouterr().err
-
-
-def test_a_recording_is_simulated_with_its_own_block_size(
-    engine: CacheEngine, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    space = engine.register(spec())
+def test_hashes_are_bounded_in_all_but_the_latest_lookup_is_kept() -> None:
+    decisions = Decisions(100)
+    many = [bytes(32)] * (MAX_HASHES // 2)
     for _ in range(3):
-        ask(engine, space, hashes(4), more=0)
-    out = folder / "trace.jsonl"
-    assert main(["record", str(out), "--past", "--seconds", "0", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["requests"], told["tokens"], told["block_tokens"], told["missed"]) == (3, 384, 32, 0)
-    trace = read_trace(str(out))
-    assert (trace.format, trace.block_tokens, trace.distinct, trace.unlike) == ("kvcore", 32, 4, 0)
-    assert main(["simulate", str(out), "--policy", "lru", "--capacity", "4blocks", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["policies"][0]["results"][0]["hit_rate"] == pytest.approx(2 / 3)
+        decisions.begin(None, SPACE, many, 0, 32)
+    assert len(decisions) == 2
+    decisions.begin(None, SPACE, many * 3, 0, 32)
+    assert [d.seq for d in decisions.since()] == [4]
+    decisions.begin(None, SPACE, (), 0, 32)
+    assert [d.seq for d in decisions.since()] == [5]
 
 
-def test_a_recording_goes_on_until_it_is_told_to_end(engine: CacheEngine, folder: Path) -> None:
+def test_a_request_is_found_by_the_id_that_its_user_knows() -> None:
+    decisions = Decisions(10)
+    noted(decisions, "chatcmpl-7f3a-0c1d2e3f")
+    noted(decisions, "chatcmpl-7f3a0-11111111")
+    again = noted(decisions, "chatcmpl-7f3a-0c1d2e3f")
+    for name in ("chatcmpl-7f3a-0c1d2e3f", "chatcmpl-7f3a", "7f3a"):
+        assert [d.seq for d in decisions.of(name)] == [3, 1], name
+    noted(decisions, "7f3a")
+    assert [d.seq for d in decisions.of("7f3a")] == [4]  # exactly that one comes first
+    assert decisions.of("7f") == decisions.of("") == []
+    assert decisions.latest("chatcmpl-7f3a-0c1d2e3f") is again
+    assert decisions.latest("") is None
+
+
+def test_token_ids_are_kept_only_where_that_is_wanted() -> None:
+    assert noted(Decisions(1), ids=[1, 2]).asked.ids is None
+    assert noted(Decisions(1, tokens=True), ids=[1, 2]).asked.ids == [1, 2]
+
+
+def test_nothing_is_kept_where_nothing_is_wanted() -> None:
+    decisions, journal = Decisions(0), Journal(0)
+    assert decisions.begin(Asked("r"), SPACE, hashes(), 0, 32) is None
+    journal.note("l1", "stored", "", keys(2))
+    journal.outcomes("disk", "load", keys(1), [Failed("no")])
+    assert (len(decisions), len(journal), journal.of(hashes(1)[0])) == (0, 0, [])
+
+
+def test_a_salt_is_kept_as_a_word_that_is_not_it() -> None:
+    assert salt_word("") == ""
+    assert salt_word("alice") != salt_word("bob")
+    assert len(salt_word("alice")) == 8
+
+
+# -- the journal -------------------------------------------------------------------------------------------------------
+
+
+def test_what_became_of_an_object_is_told_latest_first() -> None:
+    journal = Journal()
+    journal.note("l1", "stored", "", keys(3))
+    journal.note("disk", "stored", "", keys(2))
+    journal.note("l1", "evicted", "room", keys(1), "lru")
+    journal.note("l1", "stored", "", [ObjectKey(b"m" * 16, hashes(1)[0], 2)])
+    first = journal.of(hashes(1)[0])
+    assert [(e.place, e.what, e.reason, e.detail, e.namespace, e.group) for e in first] == [
+        ("l1", "stored", "", "", b"m" * 16, 2),
+        ("l1", "evicted", "room", "lru", SPACE, 0),
+        ("disk", "stored", "", "", SPACE, 0),
+        ("l1", "stored", "", "", SPACE, 0),
+    ]
+    assert [e.what for e in journal.of(hashes(1)[0], SPACE)] == ["evicted", "stored", "stored"]
+    assert [e.place for e in journal.of(hashes(1, 2)[0])] == ["l1"]
+    assert journal.of(hashes(1, 3)[0]) == []
+    assert all(journal.since <= e.at for e in first)
+
+
+def test_it_is_bounded_by_objects_and_says_since_when_it_knows() -> None:
+    journal = Journal(10)
+    began = journal.since
+    for start in range(0, 16, 4):
+        journal.note("l1", "stored", "", keys(4, start))
+    assert len(journal) == 8
+    assert journal.of(hashes(1, 7)[0]) == []
+    assert journal.since > began
+    assert journal.since <= journal.of(hashes(1, 8)[0])[0].at
+    journal.note("l1", "stored", "", keys(50))  # the latest is kept, however large
+    assert len(journal) == 50
+    journal.clear()
+    assert (len(journal), journal.of(hashes(1)[0])) == (0, [])
+
+
+def test_outcomes_are_noted_by_kind() -> None:
+    journal = Journal()
+    outcomes = [Loaded(1), Failed("x", "corrupt"), Missing(), Failed("x", "corrupt")]
+    journal.outcomes("disk", "load", keys(4), outcomes)
+    journal.outcomes("disk", "load", keys(1, 2), [Missing()], known=False)
+    events = [journal.of(h) for h in hashes(4)]
+    assert [[(e.what, e.reason, e.detail) for e in some] for some in events] == [
+        [("loaded", "", "")],
+        [("failed", "corrupt", "load")],
+        [("failed", "evicted_from_tier", "load")],
+        [("failed", "corrupt", "load")],
+    ]
+
+
+# -- a cache -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    engines = []
+
+    def made(l2: str = "l2: [{storage: memory}]", more: str = "", l1: str = "8MiB") -> CacheEngine:
+        path = tmp_path / "kvcore.yaml"
+        path.write_text(f"l1: {{size: {l1}}}\nmin_object_size: 128KiB\nlookup_timeout: 20s\n{more}\n{l2}\n")
+        engines.append(CacheEngine.open(str(path)))
+        return engines[-1]
+
+    yield made
+    for engine in engines:
+        engine.close()
+
+
+def asked(engine: CacheEngine, space: Space, count: int = CHUNKS, first: int = 0, start: int = 0) -> Decision:
+    """Look chunks up and retrieve what is found; the record of it."""
+    lookup = engine.lookup(space, tuple(hashes(count, start)), first, Asked("r1", 7, adapter="a"))
+    assert lookup.wait(WAIT_S)
+    found = lookup.poll()
+    engine.retrieve(lookup, first * space.chunk_blocks, [list(range(count * space.chunk_blocks))])
+    engine.release(lookup)
+    decision = engine.decisions.latest("r1")
+    assert decision is not None
+    assert decision is lookup.decision
+    assert (decision.answer, decision.broke) == (found, lookup.broke)
+    return decision
+
+
+def history(engine: CacheEngine, chunk: int) -> list[tuple[str, ...]]:
+    """What became of a chunk, the first first, as words."""
+    events = engine.journal.of(hashes(1, chunk)[0])[::-1]
+    return [tuple(word for word in (e.place, e.what, e.reason, e.detail) if word) for e in events]
+
+
+def test_a_request_is_on_record_with_all_that_came_of_it(make: Make) -> None:
+    engine = make()
     space = engine.register(spec())
-    ask(engine, space, hashes(1))  # before it began
-    out = folder / "trace.jsonl.gz"
-    command = [sys.executable, "-m", "kvcore", "record", str(out), "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            give_up = time.monotonic() + PATIENCE_S
-            while not out.exists():
-                assert time.monotonic() < give_up
-                time.sleep(0.02)
-            time.sleep(0.3)
-            for i in range(5):
-                ask(engine, space, hashes(2, i))
-            process.send_signal(signal.SIGINT)
-            said = json.loads(process.communicate(timeout=PATIENCE_S)[0])
-            assert process.returncode == 0
-        finally:
-            process.kill()
-    assert (said["requests"], said["missed"]) == (5, 0)
-    assert len(lines(out)) == 5
-    assert said["seconds"] < EVERY_S * PATIENCE_S
+    put(engine, space, hashes(4))
+    decision = asked(engine, space)
+    assert (decision.namespace, decision.chunk_tokens) == (space.namespace, space.chunk_tokens)
+    assert decision.asked[:4] == ("r1", 7, None, "a")
+    assert (decision.first, decision.answer, decision.chunks) == (0, 4, CHUNKS)
+    assert (dict(decision.sources), dict(decision.misses)) == ({"l1": 4}, {"absent": 4})
+    assert (decision.broke, decision.blame) == ("absent", "")
+    assert decision.hash_of(4) == hashes(1, 4)[0]
+    assert decision.hash_of(8) is decision.hash_of(-1) is None
+    assert decision.retrieved == 4 * space.chunk_tokens
+    assert 0 < decision.seconds < WAIT_S
+    ids = [list(range(CHUNKS * space.chunk_blocks))]
+    engine.publish(engine.reserve(space, hashes(), 4, CHUNKS, ids, "r1").id)
+    assert decision.stored == 4
+    assert engine.drain(WAIT_S) == 0
+    assert history(engine, 5) == [("l1", "stored"), ("memory", "stored")]
+    assert asked(engine, space, first=2).retrieved == 6 * space.chunk_tokens
+    assert asked(engine, space).broke == ""
 
 
-def test_what_the_cache_forgot_before_it_was_read_is_counted(config: Path) -> None:
-    engine = open_engine(str(config), flags={"inspect.requests": 4}, name="small")
-    assert isinstance(engine, CacheEngine)
+def test_a_prompt_shorter_than_a_chunk_is_on_record_and_in_no_metric(make: Make) -> None:
+    engine = make()
+    decision = asked(engine, engine.register(spec()), 0)
+    assert (decision.chunks, decision.answer, decision.broke) == (0, 0, "")
+    assert engine.stats()["kvcore_lookups_total"] == 0
+
+
+def test_what_a_tier_brought_and_what_left_l1(make: Make) -> None:
+    engine = make()
     space = engine.register(spec())
-    ask(engine, space, hashes(1))
-    (cache,) = caches()
-    followed = Followed(cache, "engine", past=False)
-    for i in range(10):
-        ask(engine, space, hashes(2, i))
-    assert [len(r["hashes"]) for r in followed.read()] == [2, 2, 2, 2]
-    assert followed.missed == 6
-    assert followed.read() == []
+    put(engine, space, hashes())
+    engine.clear(space)
+    decision = asked(engine, space)
+    assert dict(decision.sources) == {"memory": CHUNKS}
+    stored = [("l1", "stored"), ("memory", "stored"), ("l1", "evicted", "cleared")]
+    assert history(engine, 3) == [*stored, ("memory", "loaded")]
+    engine.clear(space)
+    engine.release(lookup := engine.lookup(space, hashes()))
+    assert lookup.wait(WAIT_S)
+    assert history(engine, 3)[-2:] in (  # it may have been released before its load was over
+        [("memory", "loaded"), ("l1", "evicted", "unused")],
+        [("l1", "evicted", "cleared"), ("memory", "loaded")],
+        [("memory", "loaded"), ("l1", "evicted", "cleared")],
+    )
+
+
+def test_who_was_evicted_by_which_policy(make: Make) -> None:
+    engine = make("l2: [{storage: memory, capacity: 4MiB, eviction: fifo}]", l1="4MiB, eviction: s3fifo")
+    space = engine.register(spec())
+    for start in range(0, 96, CHUNKS):
+        put(engine, space, hashes(CHUNKS, start), start)
+    assert history(engine, 1)[:1] == [("l1", "stored")]
+    assert set(history(engine, 1)[2:]) == {("l1", "evicted", "room", "s3fifo"), ("memory", "evicted", "room", "fifo")}
+    decision = asked(engine, space)
+    assert (decision.answer, decision.broke) == (0, "absent")
+
+
+def test_what_was_not_written(make: Make) -> None:
+    engine = make(
+        "l2:\n- {name: full, storage: memory, queue_size: 128KiB}\n- {name: shy, storage: memory, write: reused}\n"
+        "- {name: late, storage: memory, write: evicted}",
+        l1="2MiB",
+    )
+    space = engine.register(spec())
+    for start in range(0, 32, CHUNKS):
+        publish(engine, space, hashes(CHUNKS, start), start)
+    engine.drain(WAIT_S)
+    found = {event for chunk in range(32) for event in history(engine, chunk)}
+    assert ("full", "dropped", "queue_full") in found
+    assert ("shy", "held_back") in found
+
+
+def test_full_of_what_is_used_l1_takes_nothing(make: Make) -> None:
+    engine = make("l2: []", l1="1MiB")
+    space = engine.register(spec())
+    publish(engine, space, hashes())
+    lookup = engine.lookup(space, hashes())
+    assert lookup.poll() == CHUNKS
+    plan = engine.reserve(space, hashes(2, 100), 0, 2, [list(range(2 * space.chunk_blocks))])
+    assert plan.skipped == {"l1_full": 2}
+    assert history(engine, 100) == history(engine, 101) == [("l1", "skipped", "l1_full")]
+    engine.release(lookup)
+    plan = engine.reserve(space, hashes(2, 200), 0, 2, [list(range(2 * space.chunk_blocks))])
+    engine.publish(plan.id, ok=False)
+    assert history(engine, 200) == [("l1", "failed", "copy", "store")]
+
+
+BROKEN = {
+    "gone": ("absent", "", {}),
+    "corrupt": ("corrupt", "t", {"flip_rate": 1.0}),
+    "lost": ("evicted_from_tier", "t", {"lost_rate": 1.0}),
+    "unreadable": ("io", "t", {"fail_rate": 1.0}),
+    "silent": ("no_answer", "t", {"error_rate": 1.0, "operations": ("exists",)}),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_why_a_tier_did_not_deliver(make: Make, what: str) -> None:
+    broke, blame, faults = BROKEN[what]
+    engine = make("l2: [{name: t, storage: {plugin: faulty, storage: memory}}]")
+    space = engine.register(spec())
+    put(engine, space, hashes())
+    engine.clear(space)
+    storage: Any = engine.manager.tiers[0].storage
+    if what == "gone":
+        storage.inner._objects.clear()
+    storage.faults = Faults(**faults)
+    decision = asked(engine, space)
+    assert (decision.answer, decision.broke, decision.blame) == (0, broke, blame)
+    if broke in ("corrupt", "evicted_from_tier", "io"):
+        assert history(engine, 0)[-1] == ("t", "failed", broke, "load")
+
+
+def test_a_tier_that_is_left_alone_is_named(make: Make) -> None:
+    engine = make("l2: [{name: t, storage: memory}, {name: u, storage: memory}]")
+    space = engine.register(spec())
+    put(engine, space, hashes(4))
+    engine.clear(space)
+    engine.manager.loop.submit(_open(engine, "t")).result(WAIT_S)
+    decision = asked(engine, space)
+    assert (decision.answer, decision.broke, decision.blame) == (4, "tier_down", "t")
+    assert dict(decision.sources) == {"u": 4}
+
+
+async def _open(engine: CacheEngine, name: str) -> None:
+    next(tier for tier in engine.manager.tiers if tier.name == name).breaker.open("test")
+
+
+def test_a_lookup_that_may_wait_no_longer_says_so(make: Make) -> None:
+    engine = make("l2: [{name: t, storage: memory}]", "metrics_port: null")
+    engine.manager.config.__dict__["lookup_timeout"] = 0.05
+    space = engine.register(spec())
+    put(engine, space, hashes())
+    engine.clear(space)
+    let_go = threading.Event()
+    storage: Any = engine.manager.tiers[0].storage
+    load = storage.load
+    storage.load = lambda items: let_go.wait(WAIT_S) and load(items)
+    try:
+        decision = asked(engine, space)
+    finally:
+        let_go.set()
+    assert (decision.answer, decision.broke) == (0, "lookup_timeout")
+
+
+def test_hashes_that_can_name_nothing_and_leases_that_ended(make: Make) -> None:
+    engine = make("l2: []")
+    space = engine.register(spec())
+    put(engine, space, hashes())
+    lookup = engine.lookup(space, [*hashes(2), b"short"], 0, Asked("odd"))
+    assert (lookup.poll(), lookup.broke) == (0, "refused")
+    lookup = engine.lookup(space, hashes(), 0, Asked("slow"))
+    engine.l1.reap()
+    with engine.l1._lock:
+        for lease in engine.l1._leases:
+            lease.deadline = 0.0
+    engine.l1.reap()
+    assert lookup.poll() == 0
+    assert [(d.answer, d.broke) for d in engine.decisions.of("slow")] == [(0, "lease_expired")]
+
+
+def test_without_a_record_everything_works(make: Make) -> None:
+    engine = make(more="inspect: {requests: 0}")
+    space = engine.register(spec())
+    put(engine, space, hashes())
+    lookup = engine.lookup(space, hashes(), 0, Asked("r"))
+    assert (lookup.poll(), lookup.decision) == (CHUNKS, None)
+    engine.retrieve(lookup, 0, [list(range(CHUNKS * space.chunk_blocks))])
+    engine.release(lookup)
+    assert (len(engine.decisions), len(engine.journal)) == (0, 0)
+
+
+def test_a_closed_cache_and_the_child_of_a_fork_note_nothing(make: Make) -> None:
+    engine = make()
+    space = engine.register(spec())
+    put(engine, space, hashes())
+    engine.journal._lock.acquire()  # as another thread may have at the fork
+    pid = os.fork()
+    if not pid:
+        lookup = engine.lookup(space, hashes(), 0, Asked("child"))
+        engine.journal.note("l1", "stored", "", hashes(1))  # type: ignore[arg-type]
+        os._exit(lookup.decision is not None or lookup.poll() != 0)
+    engine.journal._lock.release()
+    assert os.waitpid(pid, 0)[1] == 0
     engine.close()
-    assert followed.read() == []
-    assert "is gone" in followed.gone
+    assert engine.lookup(space, hashes(), 0, Asked("late")).decision is None
+    assert len(engine.journal) == 0
 
 
-def test_a_servers_recording_has_the_fronts_that_its_engines_held_themselves() -> None:
-    out = io.StringIO()
-    recording = Recording(out)
-
-    def request(keys: list[bytes], begin: int = 0, chunk_tokens: int = 32) -> dict[str, Any]:
-        shown = [k.hex() for k in keys]
-        return {"namespace": "00" * 16, "hashes": shown, "begin": begin, "chunk_tokens": chunk_tokens, "tokens": 0}
-
-    recording.add(request(hashes(4)), 10.0, headed=False)
-    recording.add(request(hashes(3, 3), begin=3), 11.0, headed=False)  # chunks 3 to 5
-    recording.add(request([], begin=3), 12.0, headed=False)
-    recording.add(request(hashes(1, 50), begin=2), 13.0, headed=False)
-    recording.add(request(hashes(1), chunk_tokens=64), 14.0)
-    first, second = (json.loads(line) for line in out.getvalue().splitlines())
-    assert second["hash_ids"][:4] == first["hash_ids"]
-    assert len(set(second["hash_ids"])) == 6
-    assert (second["timestamp"], second["input_length"]) == (1000, 192)
-    assert (recording.requests, recording.headless, recording.other_size) == (2, 2, 1)
+# -- an object store ---------------------------------------------------------------------------------------------------
 
 
-def test_requests_are_recorded_where_they_come_in_and_replayed_through_a_server(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trace = folder / "in.jsonl"
-    requests = [[1, 2, 3], [1, 2, 4], [1, 2, 3], [5]]
-    written = ({"timestamp": 10 * i, "input_length": 16 * len(r), "hash_ids": r} for i, r in enumerate(requests))
-    trace.write_text("".join(json.dumps(line) + "\n" for line in written))
-    config: dict[str, Any] = {"l1": {"size": "8MiB"}, "l2": [], "lookup_timeout": "20s"}
-    out = folder / "out.jsonl"
-    with KVCoreServer(folder, {**config, "server": f"unix://{folder}/s.sock"}, name="s") as server:
-        client = open_engine(str(server.config), name="client")
-        shown = {c.name: kind for c, kind in entrances(caches(), all_of_them=False)}
-        assert shown == {"client": "client"}
-        client.close()
-        command = ["replay", str(trace), "--config", str(server.config), "--bytes-per-token", "1KiB", "--json"]
-        command += ["--block-tokens", "16", "--set", "server.timeout=20s"]
-        assert main(command) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert main(["record", str(out), "--past", "--seconds", "0"]) == 0  # the server's own record
-    assert (told["requests"], told["tokens"], told["wrong"], told["stored"]) == (4, 160, 0, 5)
-    assert told["hit_rate"] == pytest.approx(5 / 10)
-    assert told["hit_rate_by_place"] == {"l1": pytest.approx(5 / 10)}
-    assert told["misses"] == {"absent": 5}
-    assert told["copied_out"]["bytes"] == 5 * 16 << 10
-    assert 0 < told["lookup_seconds"]["p50"] <= told["lookup_seconds"]["max"]
-    assert told["seconds"] >= 0.03
-    first, second, third, fourth = (line["hash_ids"] for line in lines(out))
-    assert (first, first[:2]) == (third, second[:2])
-    assert len({*first, *second, *fourth}) == 5
+def test_an_object_store_has_a_record_too(tmp_path: Path) -> None:
+    path = tmp_path / "kvcore.yaml"
+    path.write_text("l2: [{storage: memory}, {name: shy, storage: memory, write: reused}]\n")
+    from kvcore.service import open_store
 
-
-def test_a_replay_is_cold_unless_it_goes_on_with_an_earlier_one(
-    folder: Path, config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trace = folder / "in.jsonl"
-    trace.write_text("".join(f'{{"input_length": 1024, "hash_ids": [{i}, {i + 1}]}}\n' for i in (0, 10)))
-    config.write_text(f"l1: {{size: 8MiB}}\nl2: [{{storage: {{plugin: disk, path: {folder}/disk}}}}]\n")
-    command = ["replay", str(trace), "--config", str(config), "--bytes-per-token", "64B", "--speed", "max", "--json"]
-    rates = []
-    for more in ([], [], ["--name", "one"], ["--name", "one"]):
-        assert main([*command, *more]) == 0
-        told = json.loads(capsys.readouterr().out)
-        rates.append((told["hit_rate"], told["hit_rate_by_place"], told["waiting"]))
-    assert rates == [(0.0, {}, 0)] * 3 + [(1.0, {"disk": 1.0}, 0)]
-    assert main(command[:-1]) == 0
-    text = capsys.readouterr().out
-    assert "in.jsonl: 2 requests of 2,048 tokens in 0.0 s, as fast as it goes" in text
-    (namespace,) = [line.split()[1].strip(":") for line in text.splitlines() if line.startswith("namespace")]
-    assert main(["store", "rm", "--config", str(config), "--namespace", namespace[:8]]) == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--speed", "0"], "'0' is no speed: a number above 0"),
-        (["--speed", "fast"], "or `max`"),
-        (["--bytes-per-token", "1"], "'1' is not a size"),
-        (["--requests", "0"], "'0' is not a number of at least 1"),
-        ([], "none.jsonl"),
-    ],
-    ids=["no-speed", "word", "bare", "none", "no-file"],
-)
-def test_wrong_options_of_a_replay(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", "none.jsonl", "--bytes-per-token", "1KiB", *options]) in (1, 2)
-    assert said in capsys.readouterr().err
+    store = open_store(str(path))
+    assert isinstance(store, LocalStore)
+    space = store.register(spec(), "test/1")
+    memory = [[memoryview(bytearray(space.layouts[0].nbytes))] for _ in range(4)]
+    assert store.store(space, hashes(4), memory) == [True] * 4
+    assert store.prefix(space, hashes(6), asked=Asked("r1"), begin=10) == 4
+    assert store.exists(space, hashes(6)) == [True] * 4 + [False] * 2  # nobody's
+    assert store.load(space, hashes(4), memory, request="r1") == [True] * 4
+    assert store.store(space, hashes(2, 4), memory[:2], request="r1") == [True] * 2
+    (decision,) = store.decisions.since()
+    assert (decision.answer, decision.chunks, decision.broke) == (14, 16, "absent")
+    assert dict(decision.sources) == {"memory": 4}
+    assert (decision.retrieved, decision.stored) == (4 * 32, 2)
+    events = [(e.place, e.what) for e in store.journal.of(hashes(1)[0])[::-1]]
+    assert set(events[:2]) == {("memory", "stored"), ("shy", "held_back")}
+    assert events[2] == ("memory", "loaded")
+    store.close()

@@ -84,7 +84,7 @@ class Lookup:
             lost = answer - self.first  # counted as found, and no longer usable
             self.answer = answer = self.first
             self._miss("lease_expired", lost)
-            if self.decision is not None:
+            if self.decision is not None and not self._released:
                 self.decision.lost("lease_expired")
             self._manager.metrics.add("miss_chunks", lost, "lease_expired")
             self.release()

@@ -71,7 +71,7 @@ class RemoteLookup:
             gone = link is None or not link.alive
             reason = "no_server" if gone else "lease_expired"
             self.misses[reason] = answer - self.first
-            if self.decision is not None:
+            if self.decision is not None and not self.released:
                 self.decision.lost(reason)
             self.answer = answer = self.first
         return answer

@@ -61,6 +61,7 @@ class SeveralLookup:
         self.misses: dict[str, int] = {}
         self.broke = self.blame = ""
         self.decision: Decision | None = None
+        self._released = False
         self._engine = engine
         self._hashes = hashes
         self._asked = asked
@@ -98,7 +99,7 @@ class SeveralLookup:
             if self.decision is not None and before is None:
                 self.decision.namespace = self.space.namespace
                 self.decision.answered(self, time.monotonic() - self._began)
-            elif self.decision is not None and end < (before or 0):
+            elif self.decision is not None and end < (before or 0) and not self._released:
                 self.decision.lost(self.broke)
             return end
 
@@ -120,6 +121,7 @@ class SeveralLookup:
 
     def release(self) -> None:
         """End all leases."""
+        self._released = True
         for engine, part in zip(self._engine.parts, self.parts, strict=True):
             engine.release(part)
 

@@ -12,7 +12,7 @@ from vllm import SamplingParams, TokensPrompt
 
 
 def queued(models: Path, folder: str, collector: str, headers: dict[str, str]) -> dict[str, Any]:
-    """A new engine that runs one request at a time, over what another one has left on the disk. The last of them has the
+    """A new engine that runs one request at a time, over what another one has left on the disk. The last one has the
     `headers` of a trace."""
     options = {**_disk(folder), "kvcore.hooks": ["prefetch", {"plugin": "otel", "endpoint": collector}]}
     with engine(str(models / "tiny"), options, max_num_seqs=1, otlp_traces_endpoint=f"{collector}/v1/traces") as e:

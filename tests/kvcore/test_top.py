@@ -185,6 +185,8 @@ def test_what_is_down_is_shown_with_its_cause_and_nothing_moves_the_cursor() -> 
     (wide,) = [x for x in show.cache(watch, Sample("x-1", status, Figures(0.0), None)) if x.text.startswith("  redis")]
     assert re.search(r"redis +down +- +- +- +2 KiB +-$", wide.text.rstrip())
     assert any("refused?[2J?again" in line.text for line in lines)
+    strange = show.cache(watch, Sample("x-1", {"version": "0.0.1"}, Figures(0.0), None))
+    assert strange[1].text.strip().startswith("its answers are not understood: it is kvcore 0.0.1, this is kvcore")
     gone = show.cache(watch, Sample("x-1", None, None, None, "x-1 is gone"))
     assert [line.text for line in gone] == ["x-1", "  x-1 is gone"]
     cut = show.screen([[show.Text("a")] * 10], 60, 4)

@@ -18,11 +18,13 @@ import pytest
 from served import until
 
 from kvcore.engine import CacheEngine
+from kvcore.observe import Asked, Decision
 from kvcore.observe.history import History
 from kvcore.observe.metrics import Metrics
 from kvcore.service import open_engine, open_store
 from kvcore.service.inspect import Cache, NoAnswer, Refusal, ask, at_url, caches, door
 from kvcore.service.inspect import folder as place
+from kvcore.service.inspect.hot import _prefixes
 from kvcore.testing.chunks import contents, hashes, put, spec
 from kvcore.testing.servers.kvcore import KVCoreServer
 
@@ -322,3 +324,16 @@ def test_errors_have_the_shape_of_the_other_http(engine: CacheEngine) -> None:
     connection.close()
     assert (answer.status, answer.headers["Content-Type"]) == (404, "application/problem+json")
     assert (body["status"], body["title"]) == (404, "Not Found")
+
+
+def test_prefixes_of_a_server_count_what_was_asked_for_in_the_middle() -> None:
+    def decision(begin: int, keys: list[bytes], answer: int) -> Decision:
+        return Decision(Asked(), b"n", keys, begin, 32, begin, 1.0, answer=answer)
+
+    keys, other = hashes(6), hashes(2, 50)
+    found = _prefixes([decision(0, keys, 4), decision(3, [*keys[3:], *other], 6), decision(5, [keys[5]], 5)], 10)
+    shown = [(p.chunk_hash, p.chunks, p.requests, p.hits, p.found) for p in found]
+    assert shown == [(keys[5], 6, 3, 1, 4 + 6 + 5)]
+    found = _prefixes([decision(0, [*keys, *other], 6), decision(0, keys, 6), decision(0, keys[:2], 0)], 10)
+    shown = [(p.chunk_hash, p.chunks, p.requests, p.hits, p.found) for p in found]
+    assert shown == [(keys[5], 6, 2, 2, 12), (keys[1], 2, 3, 2, 4)]

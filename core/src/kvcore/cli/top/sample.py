@@ -120,6 +120,8 @@ class Watch:
             self._take(ask(self.cache, f"/history?since={NOW if self._points else 0.0}"))
         except KVCoreError as error:
             return Sample(label, None, None, None, str(error))
+        except (KeyError, TypeError, ValueError) as error:
+            return Sample(label, None, None, None, f"its answer is not understood: {type(error).__name__}: {error}")
         hot, fault = None, ""
         try:
             hot = ask(self.cache, "/hot?limit=10")

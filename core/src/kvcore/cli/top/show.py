@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from kvcore import __version__
 from kvcore.api.units import format_size
 from kvcore.cli.top.sample import Figures, Sample, Watch
 
@@ -22,7 +23,16 @@ class Text(NamedTuple):
 
 
 def cache(watch: Watch, sample: Sample) -> list[Text]:
-    """All about one cache."""
+    """All about one cache. One of another release may say it in other words."""
+    try:
+        return _cache(watch, sample)
+    except (KeyError, TypeError, ValueError):
+        version = (sample.status or {}).get("version")
+        text = f"  its answers are not understood: it is kvcore {version}, this is kvcore {__version__}"
+        return [Text(sample.label, "bold"), Text(text, "error")]
+
+
+def _cache(watch: Watch, sample: Sample) -> list[Text]:
     status = sample.status
     if status is None:
         return [Text(sample.label, "bold"), Text(f"  {sample.fault}", "error")]

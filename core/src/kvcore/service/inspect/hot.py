@@ -2,7 +2,8 @@
 
 import heapq
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from kvcore.observe import Decision
@@ -11,19 +12,28 @@ from kvcore.service.inspect.subject import Subject
 
 KEPT_S = 2.0
 """So long an answer is good for whoever asks next."""
-SLICE = 1000
-"""Hashes that are looked at in one go, some 0.2 ms; then whoever waits for the interpreter has it."""
+SLICE = 64
+"""Requests that are looked at in one go, some 0.5 ms; then whoever waits for the interpreter has it."""
 
 
 class _Prefix:
-    """One chunk of some requests."""
+    """What some requests begin with: so many `chunks`, of which so many were `found` for all of them together."""
 
-    __slots__ = ("chunks", "found", "hits", "last", "requests")
+    __slots__ = ("chunk_hash", "chunk_tokens", "chunks", "found", "hits", "last", "namespace", "requests")
 
-    def __init__(self, chunks: int) -> None:
+    def __init__(self, namespace: bytes, chunk_hash: bytes, chunks: int, chunk_tokens: int, requests: int) -> None:
+        self.namespace = namespace
+        self.chunk_hash = chunk_hash
         self.chunks = chunks
-        self.requests = self.hits = self.found = 0
+        self.chunk_tokens = chunk_tokens
+        self.requests = requests
+        self.found = self.hits = 0
         self.last = 0.0
+
+    @property
+    def saving(self) -> int:
+        """Tokens that reuse of it can save."""
+        return self.chunks * self.chunk_tokens * (self.requests - 1)
 
 
 def hot(subject: Subject, query: m.HotQuery) -> m.HotModel:
@@ -43,66 +53,74 @@ def _hot(subject: Subject, limit: int) -> m.HotModel:
     return m.HotModel(
         requests=len(decisions),
         since=datetime.fromtimestamp(decisions[0].at, UTC) if decisions else None,
-        prefixes=[_shown(subject, spaces, *found) for found in prefixes],
+        prefixes=[_shown(subject, spaces, found) for found in prefixes],
         tenants=_tenants(decisions, spaces, limit),
     )
 
 
-def _prefixes(decisions: Sequence[Decision], limit: int) -> list[tuple[bytes, bytes, int, _Prefix]]:
-    """Namespace, last hash, tokens of a chunk and counts of the shared prefixes: where fewer requests go on than came.
+def _prefixes(decisions: Sequence[Decision], limit: int) -> list[_Prefix]:
+    """The shared prefixes: where fewer requests go on than came.
 
-    A hash stands for all that is before it, so requests with a chunk in common have the same way to it.
+    A hash stands for all that is before it, so requests with a chunk in common have the same way to it. What is counted
+    are hashes that were asked for: a server does not hear of those that an engine held itself.
     """
-    spaces: dict[bytes, dict[bytes, _Prefix]] = {}
-    looked = 0
-    for d in decisions:
-        known, answer = spaces.setdefault(d.namespace, {}), d.answer or 0
-        for i, chunk_hash in enumerate(d.hashes, d.begin):
-            found = known.get(chunk_hash)
-            if found is None:
-                found = known[chunk_hash] = _Prefix(i + 1)
-            found.requests += 1
-            found.hits += i < answer
-            found.last = d.at
-            looked += 1
-            if looked % SLICE == 0:
-                time.sleep(0)
-    ends: dict[tuple[bytes, bytes], tuple[bytes, bytes, int, _Prefix]] = {}
-    for d in decisions:
-        known, answer = spaces[d.namespace], d.answer or 0
-        for i, chunk_hash in enumerate(d.hashes):
-            here = known[chunk_hash]
-            if here.requests < 2:
-                break
-            going_on = known[d.hashes[i + 1]].requests if i + 1 < len(d.hashes) else 0
-            if going_on < here.requests:
-                here.found += min(here.chunks, answer)
-                ends[d.namespace, chunk_hash] = (d.namespace, chunk_hash, d.chunk_tokens, here)
-        time.sleep(0)
-    return heapq.nlargest(limit, ends.values(), key=lambda e: e[2] * e[3].chunks * (e[3].requests - 1))
+    counts: dict[bytes, Counter[bytes]] = {}
+    for n, d in enumerate(decisions):
+        counts.setdefault(d.namespace, Counter()).update(d.hashes)
+        if n % SLICE == 0:
+            time.sleep(0)
+    known: dict[tuple[bytes, bytes], _Prefix] = {}
+    headless = any(d.begin for d in decisions)
+    for n, d in enumerate(decisions):
+        count, answer = counts[d.namespace], d.answer or 0
+        for at in _ends(d.hashes, count, grow=headless):
+            chunk_hash = d.hashes[at]
+            here = known.get((d.namespace, chunk_hash))
+            if here is None:
+                here = _Prefix(d.namespace, chunk_hash, d.begin + at + 1, d.chunk_tokens, count[chunk_hash])
+                known[d.namespace, chunk_hash] = here
+            here.found += min(here.chunks, answer)
+            here.hits += answer >= here.chunks
+            here.last = d.at
+        if n % SLICE == 0:
+            time.sleep(0)
+    return heapq.nlargest(limit, known.values(), key=lambda prefix: prefix.saving)
 
 
-def _shown(
-    subject: Subject,
-    spaces: Mapping[bytes, tuple[str, str]],
-    namespace: bytes,
-    chunk_hash: bytes,
-    chunk_tokens: int,
-    found: _Prefix,
-) -> m.PrefixModel:
-    model, tenant = spaces.get(namespace, ("", ""))
+def _ends(hashes: Sequence[bytes], count: Mapping[bytes, int], *, grow: bool) -> Iterator[int]:
+    """The chunks behind which fewer requests go on, of those that several have. Along a request the counts get smaller,
+    so each step is looked for by halves; unless they `grow` where others begin, whose fronts were not asked for."""
+    at, last = 0, len(hashes) - 1
+    if grow:
+        numbers = [*(count[chunk_hash] for chunk_hash in hashes), 0]
+        yield from (i for i in range(len(hashes)) if numbers[i] >= 2 and numbers[i + 1] < numbers[i])
+        return
+    while at <= last and (here := count[hashes[at]]) >= 2:
+        low, high = at, last
+        while low < high:
+            middle = (low + high + 1) // 2
+            if count[hashes[middle]] >= here:
+                low = middle
+            else:
+                high = middle - 1
+        yield low
+        at = low + 1
+
+
+def _shown(subject: Subject, spaces: Mapping[bytes, tuple[str, str]], found: _Prefix) -> m.PrefixModel:
+    model, tenant = spaces.get(found.namespace, ("", ""))
     return m.PrefixModel(
-        hash=chunk_hash.hex(),
-        namespace=namespace.hex(),
+        hash=found.chunk_hash.hex(),
+        namespace=found.namespace.hex(),
         model=model,
         tenant=tenant,
         chunks=found.chunks,
-        tokens=found.chunks * chunk_tokens,
+        tokens=found.chunks * found.chunk_tokens,
         requests=found.requests,
         hits=found.hits,
         found=found.found / (found.requests * found.chunks),
         last=datetime.fromtimestamp(found.last, UTC),
-        resident=_resident(subject, namespace, chunk_hash),
+        resident=_resident(subject, found.namespace, found.chunk_hash),
     )
 
 

@@ -197,8 +197,8 @@ class RequestModel(Model):
     """Chunks that it has stored since."""
     begin: int
     """The chunk of the first hash: a server does not hear of those that the engine held itself."""
-    hashes: list[Hex] | None = None
-    """Of its chunks, from `begin` on, where they were asked for."""
+    hashes: list[str] | None = None
+    """Of its chunks, from `begin` on, hexadecimal; where they were asked for."""
 
 
 class RequestsModel(Model):

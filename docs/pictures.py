@@ -207,9 +207,9 @@ def names() -> str:
     for i, line in enumerate(("0 for most; models", "with windows", "have several")):
         d.text(group.x + 4, 130 + i * 19, line, "small", room=132)
     d.arrow((group.x + 62, 112), group.at("bottom"))
-    d.text(448, 220, "Whatever KV must not be mixed across is in the name.", "bold")
-    d.text(448, 240, "So nothing wrong can be found, and nothing must be", "small")
-    d.text(448, 256, "invalidated: what differs in any part is another object.", "small")
+    d.text(462, 220, "Whatever KV must not be mixed across is in the name.", "bold")
+    d.text(462, 240, "So nothing wrong can be found, and nothing must be", "small")
+    d.text(462, 256, "invalidated: what differs in any part is another object.", "small")
     return d.svg()
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -337,3 +338,21 @@ def test_prefixes_of_a_server_count_what_was_asked_for_in_the_middle() -> None:
     found = _prefixes([decision(0, [*keys, *other], 6), decision(0, keys, 6), decision(0, keys[:2], 0)], 10)
     shown = [(p.chunk_hash, p.chunks, p.requests, p.hits, p.found) for p in found]
     assert shown == [(keys[5], 6, 2, 2, 12), (keys[1], 2, 3, 2, 4)]
+
+
+def test_the_client_of_several_servers_shows_its_own_record(run: Path, folder: Path) -> None:
+    urls = [f"unix://{folder}/{name}.sock" for name in ("a", "b")]
+    path = folder / "several.yaml"
+    path.write_text(f"server: {urls}\nmin_object_size: 128KiB\n")
+    engine = open_engine(str(path), name="several")
+    model = replace(spec(), ranks=2)
+    lookup = engine.lookup(engine.register(model), hashes(3), asked=Asked("r1", 100))
+    assert lookup.poll() == 0
+    cache = only()
+    status = ask(cache, "/status")
+    assert (status["kind"], status["address"], status["connected"]) == ("client", ", ".join(urls), False)
+    (request,) = ask(cache, "/requests?hashes=1")["requests"]
+    assert (request["id"], request["tokens"], request["broke"]) == ("r1", 100, "no_server")
+    assert request["hashes"] == [h.hex() for h in hashes(3)]
+    engine.close()
+    assert caches() == []

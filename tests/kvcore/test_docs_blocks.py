@@ -22,6 +22,8 @@ TESTED: dict[str, dict[str, str]] = LIST["tested"]
 CHECKED: dict[str, str] = LIST["checked"]
 SHOWN: dict[str, dict[str, str]] = LIST["shown"]
 PAGES = pages()
+COMMANDS_IN = ("", "console", "sh", "bash")
+"""Languages of blocks that hold commands."""
 
 
 def fits(block: Block, rows: dict[str, str]) -> list[str]:
@@ -42,7 +44,7 @@ def why(block: Block) -> str:
     if block.language in ("yaml", "json"):
         return ""  # by the tests below
     advice = "run it in a test and say so in tests/kvcore/docs_blocks.yaml, or say there why not"
-    if block.language not in ("", "console", "sh", "bash"):
+    if block.language not in COMMANDS_IN:
         return f"{block}: nobody tests this {block.language}: {advice}"
     try:
         unknown = [" ".join(words) for words in commands(block) if not reasons(words)]
@@ -203,7 +205,7 @@ def strings(file: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_what_commands_name_is_there(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     for block in blocks(page):
-        if block.language not in ("", "console") or fits(block, SHOWN.get(page, {})):
+        if block.language not in COMMANDS_IN or fits(block, SHOWN.get(page, {})):
             continue
         try:
             found = commands(block)

@@ -356,3 +356,15 @@ def test_the_client_of_several_servers_shows_its_own_record(run: Path, folder: P
     assert request["hashes"] == [h.hex() for h in hashes(3)]
     engine.close()
     assert caches() == []
+
+
+def test_another_users_process_is_not_answered(engine: CacheEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    assert door._uid(theirs) == os.geteuid()
+    ours.close()
+    theirs.close()
+    monkeypatch.setattr(door, "_uid", lambda asking: os.geteuid() + 1)
+    with pytest.raises(NoAnswer, match="is gone"):
+        ask(only(), "/status")
+    monkeypatch.setattr(door, "_uid", lambda asking: 0)
+    assert ask(only(), "/status")["kind"] == "engine"

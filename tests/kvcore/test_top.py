@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -138,6 +139,22 @@ def test_live_it_follows_and_gives_the_terminal_back(engine: CacheEngine) -> Non
             os.write(main_end, b"q")
             assert process.wait(PATIENCE_S) == 0
             assert _read(main_end, lambda text: "\x1b[?25h\x1b[?1049l" in text)
+        finally:
+            process.kill()
+            os.close(main_end)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)], ids=["INT", "TERM"])
+def test_a_signal_ends_it_and_the_terminal_is_given_back(engine: CacheEngine, number: int, status: int) -> None:
+    main_end, other_end = pty.openpty()
+    command = [sys.executable, "-m", "kvcore", "top"]
+    with subprocess.Popen(command, stdin=other_end, stdout=other_end, stderr=other_end) as process:
+        os.close(other_end)
+        try:
+            _read(main_end, lambda text: "HIT RATE" in text)
+            process.send_signal(number)
+            assert process.wait(PATIENCE_S) == status
+            assert _read(main_end, lambda text: text.endswith("\x1b[?25h\x1b[?1049l"))
         finally:
             process.kill()
             os.close(main_end)

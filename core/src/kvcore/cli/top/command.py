@@ -2,10 +2,12 @@
 
 import argparse
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kvcore.api.units import parse_duration
@@ -51,7 +53,8 @@ def _live(args: argparse.Namespace, watches: list[Watch]) -> int:
     from kvcore.cli.top.terminal import Terminal
 
     fixed = bool(args.url or args.cache)
-    with Terminal() as terminal:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the terminal is given back first
+    with suppress(KeyboardInterrupt), Terminal() as terminal:
         while True:
             begun = time.monotonic()
             parts = [show.cache(*pair) for pair in zip(watches, _ask(watches), strict=True)]
@@ -62,6 +65,7 @@ def _live(args: argparse.Namespace, watches: list[Watch]) -> int:
                 return 0
             if not fixed:
                 watches = _renewed(watches)
+    return 0
 
 
 def _renewed(watches: list[Watch]) -> list[Watch]:

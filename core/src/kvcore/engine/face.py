@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from kvcore.engine.space import ModelSpec, Space
-from kvcore.observe import Asked
+from kvcore.observe import Asked, Decisions
 from kvcore.transfer.plan import Copy
 
 
@@ -63,7 +63,12 @@ class Engine(Protocol):
     `register` a model, then for each request: `lookup`, `EngineLookup.poll`, `retrieve`, `release`; and as it is
     computed: `reserve`, `publish`. A worker attaches the arena that `descriptor` describes and copies by plan. A plan
     or a lookup is only good for the arena whose token it carries: after a server's restart there is another.
+
+    Attributes:
+        decisions: the record of its lookups.
     """
+
+    decisions: Decisions
 
     def register(self, spec: ModelSpec, tenant: str = "") -> Space:
         """Give a model (and a tenant: nobody sees another's objects) its space. Waits for no server.

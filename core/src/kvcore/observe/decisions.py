@@ -166,7 +166,7 @@ class Decisions:
         if asked is None:
             asked = NOBODY
         elif asked.ids is not None and not self.tokens:
-            asked = Asked(asked.id, asked.tokens, None, asked.adapter, asked.salt, asked.trace)
+            asked = Asked._make((asked[0], asked[1], None, asked[3], asked[4], asked[5]))
         decision = Decision(asked, namespace, hashes, begin + first, chunk_tokens, begin, time.time())
         with self._lock:
             self.last = decision.seq = self.last + 1

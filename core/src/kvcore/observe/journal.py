@@ -24,34 +24,22 @@ class Named(Protocol):
 Object = Named | ObjectKey
 
 
-class Note(NamedTuple):
-    """What happened to a batch of objects.
+class Event(NamedTuple):
+    """What happened to an object.
 
     Args:
         at: seconds since the epoch.
         place: `l1`, or a tier's name.
-        what: `stored` (it has them since), `loaded` (it had them, and they came into L1, or the caller's memory),
-            `evicted` (it has them no more), `dropped`, `held_back` and `skipped` (they were not written to it),
-            `failed` (they could not be written to it, or loaded from it).
+        what: `stored` (it has it since), `loaded` (it had it, which came into L1, or the caller's memory), `evicted`
+            (it has it no more), `dropped`, `held_back` and `skipped` (it was not written to it), `failed` (it could not
+            be written to it, or loaded from it).
         reason: of `evicted`: `room`, `cleared`, `expired` (its `ttl`), `unused` (loaded and not used, or moved on to a
             tier with `write: evicted`). Of `dropped`, `skipped` and `failed`: a word of `kvcore_tier_dropped_total`,
             `kvcore_store_skipped_chunks_total`, or the outcomes of `kvcore_tier_operations_total`; also
             `evicted_from_tier` (it was gone when it was to be loaded) and `copy` (a worker could not copy it).
-        detail: of `evicted` for room: the policy that chose them, or the storage that did so itself. Of `failed`:
-            `load` or `store`.
-        objects: the batch.
+        detail: of `evicted` for room: the policy that chose it, or the storage that did so itself. Of `failed`: `load`
+            or `store`.
     """
-
-    at: float
-    place: str
-    what: str
-    reason: str
-    detail: str
-    objects: Collection[Object]
-
-
-class Event(NamedTuple):
-    """What happened to one object: as in `Note`."""
 
     at: float
     place: str
@@ -60,6 +48,10 @@ class Event(NamedTuple):
     detail: str
     namespace: bytes
     group: int
+
+
+_Note = tuple[float, str, str, str, str, Collection[Object]]
+"""An event of all objects of a batch. A plain tuple: making it is part of somebody's call."""
 
 
 class Journal:
@@ -73,7 +65,7 @@ class Journal:
         """0: nothing is kept."""
         self.since = time.time()
         """What happened before is not known here."""
-        self._notes: deque[Note] = deque()
+        self._notes: deque[_Note] = deque()
         self._objects = 0
         self._lock = threading.Lock()
 
@@ -84,14 +76,13 @@ class Journal:
         """Something has happened to a batch of objects, which nobody changes any more."""
         if not objects or not self.most:
             return
-        made = Note(time.time(), place, what, reason, detail, objects)
+        made = (time.time(), place, what, reason, detail, objects)
         with self._lock:
             self._notes.append(made)
             self._objects += len(objects)
             while self._objects > self.most and len(self._notes) > 1:
-                gone = self._notes.popleft()
-                self._objects -= len(gone.objects)
-                self.since = gone.at
+                self.since, *_, gone = self._notes.popleft()
+                self._objects -= len(gone)
 
     def outcomes(
         self,
@@ -126,12 +117,12 @@ class Journal:
         with self._lock:
             notes = list(self._notes)
         found = []
-        for note in reversed(notes):
-            for obj in note.objects:
+        for *what, objects in reversed(notes):
+            for obj in objects:
                 if obj.chunk_hash == chunk_hash:
                     key = obj if isinstance(obj, ObjectKey) else obj.key
                     if namespace is None or key.namespace == namespace:
-                        found.append(Event(*note[:5], key.namespace, key.group))
+                        found.append(Event(*what, key.namespace, key.group))
         return found
 
     def clear(self) -> None:

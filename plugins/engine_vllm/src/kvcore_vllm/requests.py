@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvcore.api import KeySource
-from kvcore.engine import EngineLookup, Space
+from kvcore.engine import Asked, EngineLookup, Space
 from kvcore_vllm import _compat
 from kvcore_vllm.handover import Awaited
 
@@ -15,7 +15,7 @@ class RequestState:
     """One request from its arrival to its end, preemptions included."""
 
     __slots__ = (
-        "awaited", "base", "gap", "hashes", "hit_sources", "kept", "load_failed", "loaded", "lookup", "noted",
+        "asked", "awaited", "base", "gap", "hashes", "hit_sources", "kept", "load_failed", "loaded", "lookup", "noted",
         "request", "save_failures", "saved", "saved_arena", "saves", "space", "tenant",
     )  # fmt: skip
 
@@ -33,6 +33,8 @@ class RequestState:
         """Some of its tokens were promised to vLLM."""
         self.load_failed = False
         """A load has failed: never offer a hit again, or vLLM may spin for ever."""
+        self.asked: Asked | None = None
+        """What the record says of it."""
         self.noted = False
         """It was noted that there was nothing to look up for it."""
         self.saved = 0

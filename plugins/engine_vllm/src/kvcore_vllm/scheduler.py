@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvcore.api import ObjectLayout
-from kvcore.engine import CacheEngine, EngineLookup
+from kvcore.engine import Asked, CacheEngine, EngineLookup
 from kvcore.service import open_engine
 from kvcore.service.client import RemoteEngine
 from kvcore_vllm import _compat, model_spec, modes
@@ -124,7 +124,7 @@ class SchedulerHalf(Guarded):
         state = self._state(request)
         if state is not None and self._loading and not request.skip_reading_prefix_cache:
             hashes = tuple(state.extend_hashes(self._hash_tokens))
-            self.engine.queued(state.space, hashes, _compat.asked_of(request))
+            self.engine.queued(state.space, hashes, self._asked(state))
 
     @guarded(lambda: (0, False))
     def matched_tokens(self, request: Any, held_tokens: int) -> tuple[int | None, bool]:
@@ -148,9 +148,9 @@ class SchedulerHalf(Guarded):
             if len(hashes) <= first:
                 if not state.noted:  # there is nothing to look up: that is on record, too
                     state.noted = True
-                    self.engine.lookup(space, tuple(hashes), first, _compat.asked_of(request))
+                    self.engine.lookup(space, tuple(hashes), first, self._asked(state))
                 return 0, False
-            state.lookup = self.engine.lookup(space, tuple(hashes), first, _compat.asked_of(request))
+            state.lookup = self.engine.lookup(space, tuple(hashes), first, self._asked(state))
         chunks = state.lookup.poll()
         if chunks is None:
             self._waiting[request.request_id] = state.lookup
@@ -448,6 +448,11 @@ class SchedulerHalf(Guarded):
                 self._handover.begin(state, state.extend_hashes(self._hash_tokens))
             self._requests[request.request_id] = state
         return state
+
+    def _asked(self, state: RequestState) -> Asked:
+        if state.asked is None:
+            state.asked = _compat.asked_of(state.request, self.engine.decisions.tokens)
+        return state.asked
 
     def _end(self, request: Any, tokens: int) -> int:
         """Where a hit of `tokens` ends: a load inside the step must leave a token to compute."""

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 from kvcore.api import ConfigError, Failed, KeySource
 from kvcore.engine import Asked, CacheEngine, Space
+from kvcore.engine.identity import Identity
+from kvcore.explain.catalog import Catalog
 from kvcore.explain.compare import compare
 from kvcore.explain.explain import NotOnRecord, explain_prompt, explain_request
 from kvcore.explain.models import Comparison, Explanation, Question, Side
 from kvcore.explain.nearest import nearest, shared, shared_tokens
 from kvcore.explain.tell import diff, explanation
-from kvcore.observe.decisions import Decision
+from kvcore.observe.decisions import Decision, salt_word
 from kvcore.testing import chunks
 
 SIZE = 32
@@ -171,6 +173,21 @@ def test_a_shared_prefix_shorter_than_a_chunk(make: Any) -> None:
     told.ask("one", chunks.hashes(3), ids)
     said = told.ask("two", chunks.hashes(3, 100), [*ids[:20], *range(500, 576)])
     missed(said, "short_prefix", "the 20 tokens that both share are less than one chunk of 32", "put what varies last")
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_what_stands_in_front_changes_all(make: Any, mine: bool) -> None:
+    told = make(tokens=True)
+    ids = list(range(100, 100 + 3 * SIZE))
+    front = [1, 2, 3, 4, 5, 6, 7, 8, 9, *ids[2:]]  # of which the last two were joined with what follows
+    one, two = (ids, front) if mine else (front, ids)
+    told.ask("one", chunks.hashes(3), one)
+    said = told.ask("two", chunks.hashes(3, 100), two)
+    if mine:
+        missed(said, "short_prefix", "begins with 7 tokens that request one does not have, and goes on as that does")
+    else:
+        missed(said, "short_prefix", "is what request one has behind its first 7 tokens")
+    missed(told.ask("three", chunks.hashes(3, 200), range(900, 1000)), "never_stored")
 
 
 def test_tokens_are_not_on_record_unless_wanted(make: Any) -> None:
@@ -340,15 +357,63 @@ def test_another_tenants_chunks(make: Any) -> None:
     assert "secret" not in said.model_dump_json()
 
 
-def test_the_same_tokens_with_another_salt(make: Any) -> None:
-    """Its hashes are others, too: only the tokens tell."""
+@pytest.mark.parametrize(("salt", "field"), [("ab12", "tenant"), (salt_word("pepper"), "cache salt")])
+def test_the_same_tokens_with_another_salt(make: Any, salt: str, field: str) -> None:
+    """Its hashes are others, too: only the tokens tell. Engines take a salt for the tenant, where none is named."""
     told = make(tokens=True)
     ids = list(range(3 * SIZE))
     salted = told.engine.register(chunks.spec(), "pepper")
     told.put(chunks.hashes(3, 50), salted)
-    told.ask("one", chunks.hashes(3, 50), ids, space=salted, salt="ab12")
+    told.ask("one", chunks.hashes(3, 50), ids, space=salted, salt=salt)
     said = told.ask("two", chunks.hashes(3), ids)
-    missed(said, "other_namespace", "request one has the same tokens, but differs in tenant (none here, #")
+    missed(said, "other_namespace", f"request one has the same tokens, but differs in {field} (none here, #")
+
+
+def test_what_an_earlier_process_has_stored_under_another_namespace(tmp_path: Path) -> None:
+    """As after a new checkpoint or another release of the engine. Tenants of it are not on record, but are found."""
+    path, keys = tmp_path / "kvcore.yaml", chunks.hashes(2)
+    path.write_text(
+        f"l1: {{size: 8MiB}}\nmin_object_size: 128KiB\nlookup_timeout: 20s\nl2: [{{storage: {{plugin: disk, path: "
+        f"{tmp_path}/kv}}}}]\n"
+    )
+    for tenant in ("", "pepper"):
+        engine = CacheEngine.open(str(path))
+        engine.identities.keep(Catalog(tmp_path))
+        chunks.put(engine, engine.register(chunks.spec("old"), tenant), keys)
+        engine.close()
+    assert "pepper" not in Catalog(tmp_path).path.read_text()
+    told = Told(CacheEngine.open(str(path)))
+    told.engine.identities.keep(Catalog(tmp_path))
+    for n, tenant in enumerate(("", "pepper")):
+        said = told.ask(f"new{n}", keys, space=told.engine.register(chunks.spec("new"), tenant))
+        missed(said, "other_namespace", "it is in disk under another namespace", "weights (new here, old there)")
+    told.engine.close()
+
+
+def test_the_catalog_keeps_no_line_twice_and_bears_with_torn_ones(tmp_path: Path) -> None:
+    identity = Identity(chunks.spec(), 32, "engine/1", "", "", ["quant/1"])
+    for _ in range(2):
+        Catalog(tmp_path).note(b"n" * 16, identity)
+    Catalog(tmp_path).note(b"m" * 16, identity._replace(tenant="alice"))
+    catalog = Catalog(tmp_path)
+    assert len(catalog.path.read_text().splitlines()) == 1
+    assert catalog.path.stat().st_mode & 0o777 == 0o600
+    with catalog.path.open("a") as file:
+        file.write('{"namespace": "00"}\n[1]\n{"namespace": "6d6d", "spec"')
+    assert catalog.all() == {b"n" * 16: identity}
+    Catalog(tmp_path / "nowhere").note(b"n" * 16, identity)
+    assert Catalog(tmp_path / "nowhere").all() == {}
+
+
+def test_the_catalog_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvcore.explain.catalog.MAX_BYTES", 4000)
+    catalog = Catalog(tmp_path)
+    for n in range(40):
+        catalog.note(bytes([n]) * 16, Identity(chunks.spec(str(n)), 32, "engine/1"))
+    found = catalog.all()
+    assert bytes([39]) * 16 in found
+    assert bytes([0]) * 16 not in found
+    assert catalog.path.stat().st_size < 5000
 
 
 # -- who asks for what -------------------------------------------------------------------------------------------------
@@ -363,6 +428,8 @@ def test_a_part_of_an_id_is_enough_and_others_are_named(make: Any) -> None:
     found = explain_request(told.engine, "cmpl-")
     assert found.explanations[0].request == "cmpl-2-0-abcdef"
     assert found.more == ["cmpl-1-0-abcdef", "cmpl-0-0-abcdef"]
+    told.ask("cmpl-22-0-abcdef", chunks.hashes(1))
+    assert explain_request(told.engine, "cmpl-2").explanations[0].request == "cmpl-2-0-abcdef"
 
 
 def test_every_lookup_of_a_request_is_explained_and_is_not_its_own_neighbour(make: Any) -> None:

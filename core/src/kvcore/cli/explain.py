@@ -64,7 +64,13 @@ def _show(args: argparse.Namespace, answers: list[tuple[Any, Any]]) -> int:
 
     found = [(cache, Explanations.model_validate(said, strict=False)) for cache, said in answers]
     found.sort(key=lambda entry: _worth(entry[1].explanations[0], args.request or ""))
-    found = found if args.all or args.request is None else found[:1]
+    if args.request is not None and not args.all:
+        found = found[:1]
+    elif (
+        args.request is None and args.model
+    ):  # what one cache has is not to be lost among others that have another model
+        model = prompts.Tokenizer(args.model).model
+        found = [entry for entry in found if entry[1].explanations[0].model == model] or found
     if args.json:
         whole = Explanations(
             explanations=[e for _, said in found for e in said.explanations], more=[m for _, s in found for m in s.more]

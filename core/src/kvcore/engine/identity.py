@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kvcore.engine.space import ModelSpec
 
@@ -21,10 +21,18 @@ class Identity(NamedTuple):
     lossy: Sequence[str] = ()
 
 
+class Kept(Protocol):
+    """What outlives this process. No method raises."""
+
+    def note(self, namespace: bytes, identity: Identity) -> None: ...
+    def all(self) -> dict[bytes, Identity]: ...
+
+
 class Identities:
     """Those that were registered, also when nobody uses them any more. Thread-safe."""
 
     def __init__(self) -> None:
+        self.kept: Kept | None = None
         self._known: dict[bytes, Identity] = {}
         self._lock = threading.Lock()
 
@@ -35,6 +43,14 @@ class Identities:
             self._known[namespace] = identity
             while len(self._known) > MAX_IDENTITIES:
                 del self._known[next(iter(self._known))]
+        if self.kept is not None:
+            self.kept.note(namespace, identity)
+
+    def keep(self, kept: Kept) -> None:
+        """Have all of them kept, those that are known and those that come."""
+        self.kept = kept
+        for namespace, identity in self.all().items():
+            kept.note(namespace, identity)
 
     def all(self) -> dict[bytes, Identity]:
         """Namespace -> what it stands for, the latest last."""

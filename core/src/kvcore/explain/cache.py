@@ -83,6 +83,11 @@ class Cache:
         spaces: Sequence[Space] = self.engine.spaces() if hasattr(self.engine, "spaces") else ()
         return {s.namespace: Identity(s.spec, s.chunk_tokens, "", s.tenant) for s in spaces}
 
+    def past(self) -> dict[bytes, Identity]:
+        """The same of other caches of this user, also of those that have ended."""
+        kept = self.engine.identities.kept if isinstance(self.engine, CacheEngine) else None
+        return {} if kept is None else kept.all()
+
     def events(self, chunk_hash: bytes, namespace: bytes | None = None) -> list[Event]:
         """What is on record of a chunk's objects, newest first."""
         return [] if self.journal is None else self.journal.of(chunk_hash, namespace)
@@ -112,7 +117,7 @@ class Cache:
         if self.manager is None or self.manager.closed:
             return [False] * len(hashes)
         tables = {s.group: s.objects for s in list(self.manager.layouts) if s.namespace == namespace}
-        groups = _needed(identity)
+        groups = needed(identity)
         if not tables.keys() >= set(groups):
             return [False] * len(hashes)
         return [all(h in tables[g] for g in groups) for h in hashes]
@@ -122,27 +127,30 @@ class Cache:
         if self.manager is None or self.manager.closed:
             return None
         hashes = hashes[:MAX_ASKED]
+        groups = needed(identity)
+        answers, silent = self.ask([ObjectKey(namespace, h, g) for g in groups for h in hashes])
         places: dict[str, Sequence[bool]] = {"l1": self.in_l1(namespace, identity, hashes)}
-        silent: dict[str, str] = {}
-        asked: dict[str, Tier] = {}
-        for tier in list(self.manager.tiers):
-            if tier.usable:
-                asked[tier.name] = tier
-            else:
-                silent[tier.name] = tier.breaker.cause or "its circuit breaker leaves it alone"
-        keys = [ObjectKey(namespace, h, g) for g in _needed(identity) for h in hashes]
-        try:
-            answers = self.manager.loop.submit(_ask(asked, keys)).result(2 * ASK_S) if asked and keys else {}
-        except (TimeoutError, RuntimeError, KVCoreError) as error:
-            answers = dict.fromkeys(asked)
-            silent |= dict.fromkeys(asked, f"the tiers' loop does not answer: {error or 'something blocks it'}")
         for name, answer in answers.items():
-            if answer is None:
-                silent.setdefault(name, f"it has not answered within {ASK_S:g} s")
-            else:
-                parts = [answer[at : at + len(hashes)] for at in range(0, len(answer), len(hashes))]
-                places[name] = [all(column) for column in zip(*parts, strict=True)]
+            parts = [answer[at : at + len(hashes)] for at in range(0, len(answer), len(hashes))]
+            places[name] = [all(column) for column in zip(*parts, strict=True)]
         return Presence(places, silent)
+
+    def ask(self, keys: Sequence[ObjectKey]) -> tuple[dict[str, list[bool]], dict[str, str]]:
+        """What each tier says it has of these; and the tiers that could not be asked, with why. Waits for `ASK_S`."""
+        if self.manager is None or self.manager.closed or not keys:
+            return {}, {}
+        tiers = list(self.manager.tiers)
+        silent = {t.name: t.breaker.cause or "its circuit breaker leaves it alone" for t in tiers if not t.usable}
+        asked = {t.name: t for t in tiers if t.usable}
+        if not asked:
+            return {}, silent
+        try:
+            said = self.manager.loop.submit(_ask(asked, keys)).result(2 * ASK_S)
+        except (TimeoutError, RuntimeError, KVCoreError) as error:
+            why = f"the tiers' loop does not answer: {error or 'something blocks it'}"
+            return {}, silent | dict.fromkeys(asked, why)
+        silent |= {name: f"it has not answered within {ASK_S:g} s" for name, answer in said.items() if answer is None}
+        return {name: answer for name, answer in said.items() if answer is not None}, silent
 
 
 def _first(name: str, *owners: Any) -> Any:
@@ -150,7 +158,7 @@ def _first(name: str, *owners: Any) -> Any:
     return next((found for owner in owners if (found := getattr(owner, name, None)) is not None), None)
 
 
-def _needed(identity: Identity) -> list[int]:
+def needed(identity: Identity) -> list[int]:
     """The groups that need every chunk of a prefix: those with a window need only its end."""
     windows = [group.window_tokens for group in identity.spec.groups]
     return [g for g, window in enumerate(windows) if window is None] or list(range(len(windows)))

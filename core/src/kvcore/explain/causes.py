@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from kvcore.explain import specs
 from kvcore.explain.models import BreakModel, DifferenceModel, EventModel, Reason
-from kvcore.explain.nearest import Nearest
+from kvcore.explain.nearest import Nearest, Shifted
 from kvcore.explain.words import BROKE, DROPPED, FAILED, SKIPPED
 from kvcore.observe.decisions import Decision
 from kvcore.observe.journal import Event
@@ -21,7 +21,8 @@ class Facts(NamedTuple):
         decision: what was answered.
         chunk: its index.
         events: of its objects in this namespace, newest first.
-        nearest: the earlier request that has most in common. differs: in what its namespace differs.
+        nearest: the earlier request that has most in common. differs: in what its namespace differs. shift: one that
+            would have much in common, were it not for what stands in front.
         elsewhere: where the same chunk is under another namespace, if anywhere. other: in what that differs.
         since: from when on events are on record; None where they are not.
         writes: each tier's `write:`, in order.
@@ -31,6 +32,7 @@ class Facts(NamedTuple):
     chunk: int
     events: Sequence[Event]
     nearest: Nearest | None = None
+    shift: Shifted | None = None
     differs: Sequence[DifferenceModel] = ()
     elsewhere: str = ""
     other: Sequence[DifferenceModel] = ()
@@ -168,10 +170,12 @@ def _evicted(event: Event, where: str, before: str) -> Cause:
 def _parted(facts: Facts) -> Cause | None:
     """The nearest earlier request ends the shared prefix before the end of this chunk, or has another namespace."""
     near, decision = facts.nearest, facts.decision
+    if facts.shift is not None and not facts.chunk:
+        return _pushed(facts.shift, decision)
     if near is None:
         return None
     size, other = decision.chunk_tokens, near.decision
-    name = _name(near, decision)
+    name = _name(near.decision, decision)
     behind = (facts.chunk + 1) * size
     shared = near.common(size)
     if facts.differs and shared > facts.chunk * size:
@@ -197,6 +201,18 @@ def _parted(facts: Facts) -> Cause | None:
     return Cause("differs", text, _KEEP_FRONT)
 
 
+def _pushed(shift: Shifted, decision: Decision) -> Cause:
+    name = _name(shift.decision, decision)
+    much = count(shift.tokens, "token")
+    if shift.mine:
+        text = (
+            f"begins with {much} that {name} does not have, and goes on as that does: what stands in front changes all"
+        )
+    else:
+        text = f"is what {name} has behind its first {much}: what stands in front there changes all"
+    return Cause("short_prefix", text, "put what varies (a date, a name) behind what prompts share")
+
+
 _KEEP_FRONT = "nothing, if the prompts are meant to differ; else put what varies (a date, a name) last"
 
 
@@ -205,7 +221,7 @@ def _since(facts: Facts, after: Sequence[Event]) -> Cause | None:
     near, decision = facts.nearest, facts.decision
     if near is None or near.chunks <= facts.chunk:
         return None
-    name, before = _name(near, decision), ago(decision.at - near.decision.at)
+    name, before = _name(near.decision, decision), ago(decision.at - near.decision.at)
     if after:
         text = (
             f"was not there yet: {name} had asked for it {before} before, and it was stored {_later(after, decision)}"
@@ -234,8 +250,7 @@ def _later(after: Sequence[Event], decision: Decision) -> str:
     return f"in {after[-1].place} {ago(after[-1].at - decision.at)} after it"
 
 
-def _name(near: Nearest, decision: Decision) -> str:
-    other = near.decision
+def _name(other: Decision, decision: Decision) -> str:
     return f"request {other.asked.id}" if other.asked.id else f"a request {ago(decision.at - other.at)} before"
 
 

@@ -90,6 +90,8 @@ def _sentence(two: Two, tokens: int | None, chunks: int | None) -> tuple[str, st
     if not size:
         return f"the first {tokens:,} tokens; how many chunks that is, a running cache says, or --chunk-tokens N", ""
     chunks = chunks or 0
+    if not tokens:
+        return "nothing: the first token differs already", "put what varies behind what prompts share"
     part = f"the first {tokens:,} tokens: {count(chunks, 'whole chunk')} of {size}, so {chunks * size:,} are reused"
     if tokens == min(two.tokens) or chunks:
         return part, ""

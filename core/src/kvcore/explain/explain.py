@@ -1,8 +1,9 @@
 """An explanation of one request, or of a prompt that is looked for now."""
 
 import hashlib
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvcore.api import ConfigError, KVCoreError
@@ -10,6 +11,7 @@ from kvcore.engine.identity import Identity
 from kvcore.explain import specs
 from kvcore.explain.cache import Cache, Presence
 from kvcore.explain.causes import Facts, ago, explain_break, when
+from kvcore.explain.elsewhere import elsewhere
 from kvcore.explain.keys import chunk_hashes
 from kvcore.explain.models import (
     BreakModel,
@@ -23,7 +25,7 @@ from kvcore.explain.models import (
     RecordModel,
     SavedModel,
 )
-from kvcore.explain.nearest import Nearest, nearest, parting
+from kvcore.explain.nearest import Nearest, nearest, parting, shifted
 from kvcore.observe.decisions import Asked, Decision
 
 
@@ -47,7 +49,7 @@ def explain_request(engine: Any, request: str, name: str = "") -> Explanations:
     found = [d for d in records if d.asked.id == request]
     more: list[str] = []
     if not found and request:
-        ids = list(dict.fromkeys(d.asked.id for d in records if request in d.asked.id))
+        ids = sorted(dict.fromkeys(d.asked.id for d in records if request in d.asked.id), key=_whole(request))
         if ids:
             found, more = [d for d in records if d.asked.id == ids[0]], ids[1 : MAX_MORE + 1]
     if not found:
@@ -80,16 +82,23 @@ def _imagined(question: Question, namespace: bytes, identity: Identity, hashes: 
     return Decision(asked, namespace, hashes, 0, identity.chunk_tokens, 0, time.time())
 
 
+def _whole(request: str) -> Callable[[str], bool]:
+    """What stands apart in an id, as what an engine has added to, goes before what is a part of another word."""
+    apart = re.compile(rf"(?<![A-Za-z0-9]){re.escape(request)}(?![A-Za-z0-9])")
+    return lambda found: apart.search(found) is None
+
+
 def _of(cache: Cache, decision: Decision, records: Sequence[Decision], presence: Presence | None = None) -> Explanation:
     known = cache.identities()
     identity = known.get(decision.namespace)
     if presence is None and identity is not None and decision.hashes:
         presence = cache.presence(decision.namespace, identity, decision.hashes)
-    near = nearest(decision, (d for d in records if d.at < decision.at and _other(d, decision)))
+    others = [d for d in records if d.at < decision.at and _other(d, decision)]
+    near = nearest(decision, others)
     answer = decision.first if decision.answer is None else decision.answer
     broke = None
     if answer < decision.chunks or not decision.chunks:
-        broke = _broke(cache, decision, answer, near, known)
+        broke = _broke(cache, decision, answer, near, others, known)
     speed = cache.speed(identity)
     return Explanation(
         request=decision.asked.id,
@@ -129,14 +138,18 @@ def _other(one: Decision, decision: Decision) -> bool:
 
 
 def _broke(
-    cache: Cache, decision: Decision, chunk: int, near: Nearest | None, known: dict[bytes, Identity]
+    cache: Cache,
+    decision: Decision,
+    chunk: int,
+    near: Nearest | None,
+    others: Sequence[Decision],
+    known: dict[bytes, Identity],
 ) -> BreakModel:
     chunk_hash = decision.hash_of(chunk)
     events = cache.events(chunk_hash, decision.namespace) if chunk_hash else []
-    here = known.get(decision.namespace)
-    elsewhere, other = ("", list[DifferenceModel]())
-    if chunk_hash and here is not None:
-        elsewhere, other = _elsewhere(cache, chunk_hash, decision.namespace, known)
+    other = None
+    if chunk_hash and not events and decision.namespace in known and decision.broke in ("", "absent"):
+        other = elsewhere(cache, chunk_hash, decision.namespace, known)
     journal = cache.journal
     return explain_break(
         Facts(
@@ -144,30 +157,14 @@ def _broke(
             chunk,
             events,
             near,
+            shifted(decision, others) if not chunk and decision.chunks else None,
             _differs(decision, near, known, cache) if near is not None else (),
-            elsewhere,
-            other,
+            other.place if other is not None else "",
+            other.differences if other is not None else (),
             journal.since if journal is not None and journal.most else None,
             cache.policies,
         )
     )
-
-
-def _elsewhere(
-    cache: Cache, chunk_hash: bytes, here: bytes, known: dict[bytes, Identity]
-) -> tuple[str, list[DifferenceModel]]:
-    """Where the same chunk lies under another namespace, and in what that differs: in the fewest fields, of several."""
-    tenants = cache.named_tenants
-    mine = specs.fields(known[here], tenants)
-    stored = {e.namespace: e.place for e in reversed(cache.events(chunk_hash)) if e.what in ("stored", "loaded")}
-    found: list[tuple[str, list[DifferenceModel]]] = []
-    for namespace, identity in known.items():
-        if namespace == here:
-            continue
-        place = "l1" if cache.in_l1(namespace, identity, [chunk_hash])[0] else stored.get(namespace, "")
-        if place:
-            found.append((place, specs.differences(mine, specs.fields(identity, tenants))))
-    return min(found, key=lambda entry: len(entry[1])) if found else ("", [])
 
 
 def _differs(decision: Decision, near: Nearest, known: dict[bytes, Identity], cache: Cache) -> list[DifferenceModel]:
@@ -181,12 +178,14 @@ def _differs(decision: Decision, near: Nearest, known: dict[bytes, Identity], ca
             found = specs.differences(specs.fields(mine, tenants), specs.fields(its, tenants))
         else:
             found = specs.differences({"namespace": decision.namespace.hex()}, {"namespace": other.namespace.hex()})
-    told = {d.field for d in found}
-    for field, same, here, there in (
-        ("adapter", "lora", decision.asked.adapter, other.asked.adapter),
-        ("salt", "tenant", decision.asked.salt, other.asked.salt),
-    ):
-        if here != there and decision.asked.id and same not in told:
+    salts = [f"#{d.asked.salt}" if d.asked.salt else "" for d in (decision, other)]
+    for i, one in enumerate(found):
+        if one.field == "tenant" and [one.here, one.there] == salts:  # an engine takes it for the tenant
+            found[i] = one.model_copy(update={"field": "cache salt"})
+    fields = {d.field for d in found}
+    adapters = [decision.asked.adapter, other.asked.adapter]
+    for field, same, (here, there) in (("adapter", "lora", adapters), ("cache salt", "tenant", salts)):
+        if here != there and decision.asked.id and not {field, same} & fields:
             found.append(DifferenceModel(field=field, here=here, there=there))
     return found
 

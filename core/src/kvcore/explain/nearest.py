@@ -7,6 +7,10 @@ from kvcore.observe.decisions import Decision
 
 AROUND = 8
 """So many tokens before and behind the first that differs are shown."""
+SEARCHED = 8192
+"""Tokens of a prompt in which another's beginning is looked for."""
+SKIPPED, NEEDLE = 4, 24
+"""Of that beginning, so many tokens are left out, and so many looked for."""
 
 
 class Nearest(NamedTuple):
@@ -73,3 +77,43 @@ def _bisected(most: int, equal: Callable[[int], bool]) -> int:
         else:
             high = middle - 1
     return low
+
+
+class Shifted(NamedTuple):
+    """The beginning of one prompt stands in another behind so many `tokens`. `mine`: it is this prompt that has
+    something in front, else the other one."""
+
+    decision: Decision
+    tokens: int
+    mine: bool
+
+
+def shifted(one: Decision, others: Iterable[Decision]) -> Shifted | None:
+    """The first of `others` that would share a prefix with this prompt if nothing stood in front of one of them."""
+    if one.asked.ids is None:
+        return None
+    here = _words(one.asked.ids)
+    for other in others:
+        if other.asked.ids is None:
+            continue
+        there = _words(other.asked.ids)
+        for hay, needle, mine in ((here, there, True), (there, here, False)):
+            if (at := _find(hay, needle)) > 0:
+                return Shifted(other, at, mine)
+    return None
+
+
+def _words(ids: Sequence[int]) -> bytes:
+    return b"".join(int(i).to_bytes(4, "little") for i in ids[:SEARCHED])
+
+
+def _find(hay: bytes, prompt: bytes) -> int:
+    """How many tokens stand in `hay` before the beginning of `prompt`; 0 when it is not in there, or at the front. The
+    first tokens are not looked at: text before them may have been joined with them into others."""
+    needle = prompt[4 * SKIPPED : 4 * (SKIPPED + NEEDLE)]
+    if len(needle) < 4 * NEEDLE:
+        return 0
+    at = hay.find(needle)
+    while at > 0 and at % 4:
+        at = hay.find(needle, at + 1)
+    return max(0, at // 4 - SKIPPED)

@@ -81,7 +81,11 @@ def _saved(it: Explanation) -> str:
     if not it.request:
         return f"{it.found.chunks * it.chunk_tokens:,} tokens would not be computed"
     if not it.saved.tokens:
-        return "nothing: the engine computed all that it did not have itself"
+        return "nothing: " + (
+            "the engine had it all itself"
+            if it.chunks and it.found.held == it.chunks
+            else "the engine computed all that it did not have itself"
+        )
     seconds = it.saved.seconds
     time_said = f", about {seconds:.2g} s of computing" if seconds else " (the engine's speed is not known yet)"
     return f"{it.saved.tokens:,} tokens{time_said}"

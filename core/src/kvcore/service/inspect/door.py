@@ -14,6 +14,7 @@ import threading
 import weakref
 from pathlib import Path
 
+from kvcore.explain.catalog import Catalog
 from kvcore.observe import logger
 from kvcore.service.inspect import folder
 from kvcore.service.inspect.subject import Subject
@@ -30,11 +31,15 @@ def show(subject: Subject) -> "Door | None":
     if not subject.shown:
         return None
     try:
-        return Door(subject)
+        door = Door(subject)
     except OSError as error:
         why = error.strerror or error
         logger.warning("`kvcore top` and `kvcore explain` cannot ask this cache: %s", why)
         return None
+    identities = getattr(subject.cache, "identities", None)
+    if identities is not None:
+        identities.keep(Catalog(door.path.parent))
+    return door
 
 
 class Door:

@@ -72,6 +72,7 @@ $(VENV)-lmcache/.ready: requirements/lmcache-cpu.txt $(addsuffix /pyproject.toml
 test: setup setup-sglang setup-lmcache ## Run every test, real servers and real engines included
 	@sh requirements/debian.sh "Ceph's S3 gateway" radosgw ceph-mon ceph-osd ceph-common
 	@sh requirements/debian.sh "the dashboard and the alert rules" prometheus
+	@sh requirements/debian.sh "the page" chromium fonts-dejavu-core
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-unit: setup ## Run the tests that need no engine

@@ -16,6 +16,8 @@ from kvcore.api import GROUPS, ObjectKey
 from kvcore.config.tenants import DEFAULT_TENANT
 from kvcore.control.tiers import NoSuchTier, TierConflict
 from kvcore.engine import CacheEngine
+from kvcore.explain.explain import NotOnRecord
+from kvcore.explain.models import Comparison, DiffModel, Explanations, Question
 from kvcore.l2 import Threads, Tier
 from kvcore.service.http import models as m
 from kvcore.service.http.clearing import clear, spaces_of
@@ -23,10 +25,13 @@ from kvcore.service.http.guard import Guard
 from kvcore.service.http.health import Health, Post
 from kvcore.service.http.listing import SLICE, Listings, Row, Turns, on, resident, stored
 from kvcore.service.http.openapi import document
+from kvcore.service.http.prefixes import PrefixesQuery, PrefixTreeModel, prefixes
 from kvcore.service.http.problems import Problem
 from kvcore.service.http.routes import Call, Endpoint, http_problem, route
+from kvcore.service.http.settings import ConfigModel, settings
+from kvcore.service.http.ui import routes as ui_routes
+from kvcore.service.inspect import explaining, views
 from kvcore.service.inspect import models as shown
-from kvcore.service.inspect import views
 from kvcore.service.inspect.hot import hot
 from kvcore.service.inspect.subject import Subject
 from kvcore.tenants import Usage
@@ -107,6 +112,21 @@ class Api:
     async def hot(self, call: Call) -> shown.HotModel:
         return await self._view(hot, call.query)
 
+    async def explain(self, call: Call) -> Explanations:
+        try:
+            return await self._view(explaining.request, call.query)
+        except NotOnRecord as error:
+            raise Problem(404, "no-request", str(error)) from error
+
+    async def explain_prompt(self, call: Call) -> Explanations:
+        return await self._view(explaining.prompt, call.body)
+
+    async def diff(self, call: Call) -> DiffModel:
+        try:
+            return await self._view(explaining.diff, call.body)
+        except NotOnRecord as error:
+            raise Problem(404, "no-request", str(error)) from error
+
     async def _view(self, view: Callable[[Subject, Any], T], query: Any = None) -> T:
         answer: T = await self._work(partial(view, self._subject, query))
         return answer
@@ -114,6 +134,9 @@ class Api:
     async def plugins(self, _: Call) -> m.PluginsModel:
         found = await self._work(self._installed)
         return m.PluginsModel(plugins=[m.PluginModel(**p) for p in found])
+
+    async def config(self, _: Call) -> ConfigModel:
+        return settings(self._manager.config)
 
     def _installed(self) -> list[dict[str, Any]]:
         return [info.as_dict() for kind in GROUPS for info in self._manager.registry.available(kind)]
@@ -149,6 +172,10 @@ class Api:
         if tier != "l1":
             return stored(self._manager.loop, self._tier(tier), self._turns, namespace)
         return resident([s for s in list(self._manager.layouts) if namespace in (None, s.namespace)])
+
+    async def prefixes(self, call: Call) -> PrefixTreeModel:
+        found: PrefixTreeModel = await self._work(partial(prefixes, self._engine, call.query))
+        return found
 
     async def object(self, call: Call) -> m.ObjectPlacesModel:
         try:
@@ -271,7 +298,22 @@ def endpoints(api: Api) -> list[Endpoint]:
             "GET", "/hot", "What the last requests have in common, and whose they are",
             api.hot, shown.HotModel, "token", shown.HotQuery,
         ),
+        Endpoint(
+            "GET", "/explain", "Why a request on record was found, or not",
+            api.explain, Explanations, "token", explaining.ExplainQuery, problems=(404,),
+        ),
+        Endpoint(
+            "POST", "/explain", "What a lookup of a prompt would find now, and why no more",
+            api.explain_prompt, Explanations, "token", body=Question,
+        ),
+        Endpoint(
+            "POST", "/diff", "How much two prompts have in common",
+            api.diff, DiffModel, "token", body=Comparison, problems=(404,),
+        ),
         Endpoint("GET", "/plugins", "What is installed", api.plugins, m.PluginsModel),
+        Endpoint(
+            "GET", "/config", "Every value in force and its source, without secrets", api.config, ConfigModel, "token",
+        ),
         Endpoint("GET", "/tiers", "All tiers, in order of preference", api.tiers, m.TiersModel),
         Endpoint(
             "POST", "/tiers", "Add a tier. Requests go on meanwhile; it is written to and read from once it is open",
@@ -292,6 +334,10 @@ def endpoints(api: Api) -> list[Endpoint]:
         Endpoint(
             "GET", "/objects/{name}", "Where one object is",
             api.object, m.ObjectPlacesModel, "token", problems=(404, 422),
+        ),
+        Endpoint(
+            "GET", "/prefixes", "What the requests on record of a namespace have in common, as a tree",
+            api.prefixes, PrefixTreeModel, "token", PrefixesQuery,
         ),
         Endpoint(
             "POST", "/clear", "Forget objects. What a model computes meanwhile may be there again",
@@ -323,7 +369,7 @@ def make_app(api: Api, *, token: str | None, loopback: bool = True, hosts: Colle
         return described()
 
     listed.append(Endpoint("GET", "/openapi.json", "This document", openapi, "application/json"))
-    routes = [route(e, token, loopback) for e in listed]
+    routes = [*(route(e, token, loopback) for e in listed), *ui_routes()]
     app = Starlette(routes=routes, exception_handlers={HTTPException: http_problem})
     app.router.redirect_slashes = False
     return Guard(app, hosts)

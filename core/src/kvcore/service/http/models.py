@@ -6,10 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, RootModel, StringConstraints, WithJsonSchema, model_validator
 
 from kvcore.api import parse_size
-from kvcore.service.inspect.models import Hex as Hex
-from kvcore.service.inspect.models import Model as Model
-from kvcore.service.inspect.models import Namespace as Namespace
-from kvcore.service.inspect.models import TierModel
+from kvcore.service.inspect.models import Hex, Model, Namespace, TierModel
 
 Status = Literal["ok", "degraded", "stuck"]
 TierName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")]

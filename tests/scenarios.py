@@ -1,5 +1,6 @@
 """Scenarios in real engines. Each is a function of a `scenarios_*.py` in a folder of tests; it is called with the place
-of its model or models. They run in a fresh process, several in each: importing an engine takes longer than a scenario.
+of its model or models. They run in a process of their own, several in each: importing an engine takes longer than a
+scenario.
 
 As a script, in that process: `scenarios.py FOLDER RESULT MODELS NAME[:JSON]...` writes {NAME[:JSON]: result, or
 {"error": text}} to the file RESULT.
@@ -14,7 +15,10 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # SGLang's ranks import this file from elsewhere
+    from warm import Warm
 
 
 class Results(dict[str, Any]):
@@ -40,18 +44,20 @@ def run(
     place: Path,
     environment: Mapping[str, str],
     timeout_s: int,
+    warm: "Warm | None" = None,
 ) -> Results:
-    """Run these scenarios of `folder` in one new process of `python`. Raises for a process that fails, not for them."""
+    """Run these scenarios of `folder` in one new process of `python`, or one that `warm` forks. Raises for a process
+    that fails, not for them."""
     result, log = place / "result.json", place / "log.txt"
-    with log.open("w") as stream:
-        code = subprocess.run(
-            [str(python), __file__, str(folder), str(result), str(models), *names],
-            env=environment,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            timeout=timeout_s,
-            check=False,
-        ).returncode
+    words = [str(folder), str(result), str(models), *names]
+    if warm is not None:
+        code = warm.run("scenarios:work", *words, environment=environment, output=log, timeout_s=timeout_s)
+    else:
+        with log.open("w") as stream:
+            command = [str(python), __file__, *words]
+            code = subprocess.run(
+                command, env=environment, stdout=stream, stderr=subprocess.STDOUT, timeout=timeout_s, check=False
+            ).returncode
     assert code == 0, f"the child process ended with {code}\n{log.read_text()[-6000:]}"
     return Results(json.loads(result.read_text()), log)
 
@@ -60,8 +66,12 @@ def run(
 
 
 def main() -> None:
-    folder, result, models, *names = sys.argv[1:]
-    sys.path[0] = folder  # instead of this file's own, whose folders bear the names of engines
+    sys.path[0] = sys.argv[1]  # instead of this file's own, whose folders bear the names of engines
+    work(*sys.argv[1:])
+
+
+def work(folder: str, result: str, models: str, *names: str) -> None:
+    """Run scenarios of `folder`, which is in the path."""
     results: dict[str, Any] = {}
     for item in names:
         name, _, arguments = item.partition(":")

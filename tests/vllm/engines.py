@@ -2,6 +2,7 @@
 
 import gc
 import json
+import multiprocessing
 import random
 import threading
 import time
@@ -22,6 +23,12 @@ Prompt = list[int]
 """Token ids. Where a prompt has images too, it is vLLM's own `TokensPrompt`."""
 Text = tuple[list[int], float]
 """Token ids, and the sum of their log probabilities: with a random model the tokens alone are a weak witness."""
+
+
+# vLLM collects garbage some ten times for each engine, and has all that was imported looked at each time. There is none
+# in it.
+gc.freeze()
+gc.freeze = gc.unfreeze = lambda: None
 
 
 class Engine:
@@ -50,6 +57,7 @@ class Engine:
             "max_num_batched_tokens": 512,
             "max_num_seqs": 16,
             "enforce_eager": True,
+            "kv_cache_memory_bytes": 128 << 20,
             "seed": 0,
             "disable_log_stats": False,
             **kwargs,
@@ -154,6 +162,12 @@ def engine(model: str, extra: dict[str, Any] | None, **kwargs: Any) -> Iterator[
     arenas = [f for f in Path("/proc/self/fd").iterdir() if f.is_symlink() and "kvcore" in str(f.readlink())]
     assert not threads, threads
     assert not arenas, arenas
+
+
+def fork_ranks() -> None:
+    """Have vLLM fork its other processes from now on, as on GPUs: on a CPU each of them imports all of it again."""
+    forking = multiprocessing.get_context("fork")
+    multiprocessing.get_context = lambda method=None: forking  # type: ignore[assignment]
 
 
 def kvcore_threads() -> list[str]:

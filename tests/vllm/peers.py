@@ -8,12 +8,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from engines import engine
+
+from warm import SOCKET, Forked
 
 ANSWER_S = 240.0
 
@@ -24,9 +25,11 @@ class Peer:
     def __init__(self, model: str, extra: dict[str, Any], **kwargs: Any) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            job = json.dumps({"model": model, "extra": extra, **kwargs})
-            command = [sys.executable, __file__, str(theirs.fileno()), job]
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+            log = os.readlink("/proc/self/fd/1")
+            self.process = Forked(
+                os.environ[SOCKET], "peers:work", model, extra, kwargs, environment=os.environ, output=log,
+                files=[theirs.fileno()],
+            )  # fmt: skip
         ours.settimeout(ANSWER_S)
         self._socket = ours
         self._lines = ours.makefile("r")
@@ -119,17 +122,9 @@ def _worker() -> Any:
     return get_kv_transfer_group().worker
 
 
-def main() -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    fd, job = int(sys.argv[1]), json.loads(sys.argv[2])
-    sys.path.insert(0, str(Path(__file__).parent))
-    from engines import engine
-
-    with (
-        socket.socket(fileno=fd) as ours,
-        ours.makefile("rw") as lines,
-        engine(job.pop("model"), job.pop("extra"), **job) as made,
-    ):
+def work(model: str, extra: dict[str, Any], kwargs: dict[str, Any], fd: int) -> None:
+    """Be the other engine, until nobody asks any more."""
+    with socket.socket(fileno=fd) as ours, ours.makefile("rw") as lines, engine(model, extra, **kwargs) as made:
         calls = Calls(made)
         print(json.dumps({"result": None}), file=lines, flush=True)
         for line in lines:
@@ -139,14 +134,3 @@ def main() -> None:
             except Exception as error:
                 answer = {"error": repr(error)}
             print(json.dumps(answer), file=lines, flush=True)
-
-
-def _end_with_parent() -> None:
-    parent = os.getppid()
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main()

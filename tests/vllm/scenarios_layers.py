@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from engines import Engine, engine
+from engines import Engine, engine, fork_ranks
 from scenarios_basic import LONG, PROMPTS, hot
 
 from kvcore.transfer import PagedCache
@@ -63,6 +63,7 @@ def layers_fail(models: Path, extra: "dict[str, Any] | None" = None) -> dict[str
 def layers_two_ranks(models: Path) -> dict[str, Any]:
     """Two ranks in processes of their own, with loads and saves inside the steps."""
     out: dict[str, Any] = {}
+    fork_ranks()
     extra = {**LAYERS, "kvcore.load": "sync"}
     made = Engine(str(models / "tiny"), extra, tensor_parallel_size=2, async_scheduling=False)
     out["cold"], _ = made.run(PROMPTS)

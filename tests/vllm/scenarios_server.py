@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from engines import Engine, crowd, engine, tokens
+from engines import Engine, crowd, engine, fork_ranks, tokens
 from peers import Peer
 from scenarios_basic import ASYNC, LONG, PROMPTS
 from scenarios_pd import hand_over
@@ -192,6 +192,7 @@ def over_a_server(models: Path) -> dict[str, Any]:
 def tensor_parallel(models: Path) -> dict[str, Any]:
     """Two ranks in processes of their own, without kvcore, with a cache of their engine's, and with a server's."""
     out: dict[str, Any] = {}
+    fork_ranks()
     made = Engine(str(models / "tiny"), None, tensor_parallel_size=2)
     out["plain"] = made.run(PROMPTS)[0]
     made.close()

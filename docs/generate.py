@@ -21,7 +21,7 @@ os.environ.pop("XDG_CACHE_HOME", None)  # a default path must not depend on who 
 import cli_page
 import pictures
 
-from kvcore.api import API_VERSIONS, GROUPS, KINDS, ObjectEvent, hooks
+from kvcore.api import API_VERSIONS, GROUPS, KINDS, ObjectEvent, Span, hooks
 from kvcore.config import (
     Config,
     HttpConfig,
@@ -134,9 +134,13 @@ def hook_page() -> str:
             signature = re.sub(r"\b(?:[a-z]+\.)+", "", str(inspect.signature(function)))
             parts += [f"## `{name}{signature}`", _text(function)]
     parts += [
-        "## `ObjectEvent`",
-        _text(ObjectEvent),
-        "Fields: " + ", ".join(f"`{f}`" for f in ObjectEvent._fields) + ".",
+        part
+        for told in (ObjectEvent, Span)
+        for part in (
+            f"## `{told.__name__}`",
+            _text(told),
+            "Fields: " + ", ".join(f"`{f}`" for f in told._fields) + ".",
+        )
     ]
     return "\n\n".join(parts) + "\n"
 

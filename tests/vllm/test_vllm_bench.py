@@ -49,6 +49,7 @@ def test_vllm_alone_and_with_kvcore(models: Path, tmp_path: Path) -> None:
     assert plain["phases"]["again"]["reused_tokens"] == 0
     assert kvcore["phases"]["again"]["reused_tokens"] == 4 * PREFIX
     assert kvcore["counters"]["vllm:kvcore_hit_tokens_total"] == 4 * PREFIX
+    assert kvcore["counters"]['vllm:kvcore_saved_tokens_total{source="l1"}'] == 4 * PREFIX
     assert (plain["behind_share"], kvcore["behind_share"]) == (None, 1.0)
     assert kvcore["cost"]["reused_us"] is not None
     assert plain["cost"]["reused_us"] is None

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, sync_playwright
 from ui_scene import TOKEN, Scene, chromium, scene
 
 SHOWN = {
-    "now": "now", "history": "history", "requests": "requests", "explain": "requests/{never}", "prefixes": "prefixes",
+    "now": "now", "history": "history", "requests": "requests", "explain": "requests/{part}", "prefixes": "prefixes",
     "objects": "objects/disk", "plugins": "plugins", "config": "config",
 }  # fmt: skip
 PLAYED_S = 120.0
@@ -36,7 +36,7 @@ def watch(played: Scene, seconds: float) -> None:
     dice, end, n = random.Random(7), time.monotonic() + seconds, 0
     while (left := end - time.monotonic()) > 0:
         busy = 1.5 if int(left / 20) % 2 else 0.4
-        talk = dice.choice(["weather", "recipes", "law", "law", f"talk {n}"])
+        talk = dice.choice(["weather", "recipes", "law", "law", f"talk {n // 3}", f"talk {n}"])
         played.ask(played.chat, played.alice, ["system"] * 6 + [talk] * dice.randint(4, 19), f"{n}")
         if dice.random() < 0.4:
             words = ["handbook"] * 10 + [f"document {dice.randint(0, 6)}"] * 12 + [f"question {n}"] * 2

@@ -66,6 +66,7 @@ class Scene:
                 words = ["handbook"] * 10 + [f"document {document}"] * 12 + [f"question {question}"] * 2
                 self.ask(self.batch, self.bob, words, f"batch-{document}-{question}")
         self.requests["never"] = self.ask(self.batch, self.bob, ["never asked before"] * 9, "fresh")
+        self.requests["part"] = self.ask(self.chat, self.alice, ["system"] * 6 + ["law"] * 12 + ["other"] * 9, "part")
         self.requests["odd"] = self.ask(self.batch, self.bob, ["handbook"] * 10, "<img src=x onerror=alert(1)> & co/ü")
 
     def ask(self, engine: Engine, space: Space, words: Sequence[str], name: str) -> str:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from otel_collector import Collector
 
 from kvcore.api import ConfigError, Context, PluginError, Span
 from kvcore.plugins import PluginSpec, Registry
 from kvcore_otel.config import OtelConfig
 from kvcore_otel.observer import OtelObserver
 from kvcore_otel.sender import Sender
+from otel_collector import Collector
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = {"traceparent": f"00-{TRACE}-{CALLER}-01", "tracestate": "vendor=1"}
@@ -151,8 +151,30 @@ def test_a_collector_that_is_gone_hurts_nobody(
     collector.until(lambda spans: len(spans) == 3)
     hook.kvcore_closed("tests")
     texts = [r.getMessage() for r in caplog.records if r.name == "kvcore"]
-    assert sum("has not taken" in text for text in texts) == 1
+    (text,) = (text for text in texts if "has not taken" in text)
+    assert "400" in text
+    assert not [r for r in caplog.records if r.name.startswith("opentelemetry")]
     assert texts[-1] == "otel: 3 spans were sent, 0 found the queue full, 9 the collector did not take, 0 were left"
+
+
+def test_nobody_waits_for_a_collector_that_is_not_there(
+    observer: Callable[..., OtelObserver], caplog: pytest.LogCaptureFixture
+) -> None:
+    hook = observer(endpoint="http://127.0.0.1:1")
+    hook.kvcore_spans(tree())
+    sender = hook._sender
+    assert sender is not None
+    deadline = time.monotonic() + 60
+    while not sender._hushed.why:  # it tries again and again
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    sender._down = True  # as after such a batch
+    hook.kvcore_closed("tests")
+    assert not sender._thread.is_alive()
+    texts = [r.getMessage() for r in caplog.records]
+    assert "refused" in texts[0]
+    assert texts[-1] == "otel: 0 spans were sent, 0 found the queue full, 3 the collector did not take, 0 were left"
+    assert len(texts) == 2
 
 
 def test_a_full_queue_drops_and_counts(

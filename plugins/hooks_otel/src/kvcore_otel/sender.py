@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from kvcore.api import Span
 
 CLOSE_S = 5.0
-"""How long `close` waits for a collector to take what is left."""
+"""How long `close` waits for a collector to take what is left. Not at all after it has not taken a batch."""
+END_S = 1.0
 AGAIN = 60
 """Batches between two lines of the log about lost spans."""
 
@@ -22,6 +23,30 @@ class Exporter(Protocol):
 
     def shutdown(self) -> None:
         """Give up at once."""
+
+
+_LOGGERS = ("http.trace_exporter", "grpc.exporter", "grpc.trace_exporter")
+
+
+class _Hushed(logging.Filter):
+    """Keeps what exporters say on one thread from the log, at each of their attempts. `why`: the first of it."""
+
+    def __init__(self, thread_id: int | None) -> None:
+        super().__init__()
+        self._thread_id = thread_id
+        self.why = ""
+        for name in _LOGGERS:
+            logging.getLogger(f"opentelemetry.exporter.otlp.proto.{name}").addFilter(self)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.thread != self._thread_id:
+            return True
+        self.why = self.why or record.getMessage()
+        return False
+
+    def end(self) -> None:
+        for name in _LOGGERS:
+            logging.getLogger(f"opentelemetry.exporter.otlp.proto.{name}").removeFilter(self)
 
 
 class Sender:
@@ -58,7 +83,9 @@ class Sender:
         self.failed = 0
         """Spans that the collector did not take."""
         self._thread = threading.Thread(target=self._run, name="kvcore-otel", daemon=True)
+        self._down = False
         self._thread.start()
+        self._hushed = _Hushed(self._thread.ident)
 
     def put(self, spans: Sequence[Span]) -> None:
         """Send soon. Returns at once; drops what there is no room for."""
@@ -85,8 +112,10 @@ class Sender:
                 return
             self._closing = True
             self._changed.notify()
-        self._thread.join(CLOSE_S)
+        self._thread.join(0.0 if self._down else CLOSE_S)
         self._exporter.shutdown()
+        self._thread.join(END_S)
+        self._hushed.end()
         left = len(self._waiting)
         if self.dropped or self.failed or left:
             self._log.warning(
@@ -103,12 +132,15 @@ class Sender:
             except Exception:
                 self._log.exception("otel: spans could not be sent")
                 made, ok = batch, False
+            self._down = not ok
             if ok:
                 self.sent += len(made)
+                self._hushed.why = ""
                 continue
             self.failed += len(made)
             if lost % AGAIN == 0:
-                self._log.warning("otel: the collector has not taken %d spans so far; requests go on", self.failed)
+                text = "otel: the collector has not taken %d spans so far, and requests go on without (%s)"
+                self._log.warning(text, self.failed, self._hushed.why or "it refused them")
             lost += 1
 
     def _next(self) -> list[Span]:

@@ -31,7 +31,7 @@ from kvcore.api import (
 )
 from kvcore.config import load_config
 from kvcore.control import StorageManager
-from kvcore.engine import CacheEngine, GroupSpec, ModelSpec
+from kvcore.engine import Asked, CacheEngine, GroupSpec, ModelSpec
 from kvcore.l1 import L1, Arena
 from kvcore.l2 import Tier, Transfer, frame
 from kvcore.l2.codec import Codec
@@ -53,10 +53,10 @@ INSTRUCTIONS = {
     "l1.lookup_hit": (24, 115),
     "l1.end_read": (15, 70),
     "l1.reserve_publish": (29, 1331),
-    "engine.lookup": (24, 1025),
-    "engine.retrieve": (49, 683),
+    "engine.lookup": (24, 1114),
+    "engine.retrieve": (49, 704),
     "engine.release": (15, 117),
-    "engine.write": (36, 1317),
+    "engine.write": (36, 1430),
     "transfer.store": (187, 262),
     "transfer.load": (209, 272),
 }
@@ -199,7 +199,7 @@ def test_engine_calls(engine: CacheEngine) -> None:
 
     def lookup(chunks: int) -> int:
         made: list[Any] = []
-        count = instructions(lambda: made.append(engine.lookup(space, prompt[:chunks])))
+        count = instructions(lambda: made.append(engine.lookup(space, prompt[:chunks], 0, Asked("r"))))
         assert made[0].poll() == chunks
         engine.release(made[0])
         return count
@@ -219,7 +219,7 @@ def test_engine_calls(engine: CacheEngine) -> None:
 
     def write(chunks: int) -> int:
         fresh = hashes(next(seeds), chunks)
-        return instructions(lambda: engine.publish(engine.reserve(space, fresh, 0, chunks, ids).id))
+        return instructions(lambda: engine.publish(engine.reserve(space, fresh, 0, chunks, ids, "r").id))
 
     for cost in (lookup, retrieve, release, write):
         holds(f"engine.{cost.__name__}", split(cost))

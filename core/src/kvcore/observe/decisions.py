@@ -73,7 +73,7 @@ class Answered(Protocol):
     def blame(self) -> str: ...
 
 
-class Decision(msgspec.Struct, eq=False):
+class Decision(msgspec.Struct, eq=False, gc=False):
     """One lookup and what came of it. Chunks are numbered as in their request.
 
     Args:
@@ -167,14 +167,18 @@ class Decisions:
             asked = NOBODY
         elif asked.ids is not None and not self.tokens:
             asked = Asked._make((asked[0], asked[1], None, asked[3], asked[4], asked[5]))
-        decision = Decision(asked, namespace, hashes, begin + first, chunk_tokens, begin, time.time())
+        kept, latest = self._kept, self._latest
         with self._lock:
-            self.last = decision.seq = self.last + 1
-            self._kept.append(decision)
-            self._latest[asked.id] = decision
-            self._hashes += len(hashes)
-            while len(self._kept) > self.most or (self._hashes > MAX_HASHES and len(self._kept) > 1):
-                self._forget()
+            self.last = seq = self.last + 1
+            decision = Decision(asked, namespace, hashes, begin + first, chunk_tokens, begin, time.time(), seq)
+            kept.append(decision)
+            latest[asked[0]] = decision
+            self._hashes = held = self._hashes + len(hashes)
+            while len(kept) > self.most or (held > MAX_HASHES and len(kept) > 1):
+                gone = kept.popleft()
+                self._hashes = held = held - len(gone.hashes)
+                if latest.get(gone.asked[0]) is gone:
+                    del latest[gone.asked[0]]
         return decision
 
     def latest(self, request_id: str) -> Decision | None:
@@ -203,9 +207,3 @@ class Decisions:
     def forked(self) -> None:
         """In the child of a fork: a thread that is not here may have held the lock."""
         self._lock = threading.Lock()
-
-    def _forget(self) -> None:
-        gone = self._kept.popleft()
-        self._hashes -= len(gone.hashes)
-        if self._latest.get(gone.asked.id) is gone:
-            del self._latest[gone.asked.id]

@@ -117,12 +117,12 @@ class Journal:
         with self._lock:
             notes = list(self._notes)
         found = []
-        for *what, objects in reversed(notes):
-            for obj in objects:
+        for note in reversed(notes):
+            for obj in note[5]:
                 if obj.chunk_hash == chunk_hash:
                     key = obj if isinstance(obj, ObjectKey) else obj.key
                     if namespace is None or key.namespace == namespace:
-                        found.append(Event(*what, key.namespace, key.group))
+                        found.append(Event(*note[:5], key.namespace, key.group))
         return found
 
     def clear(self) -> None:

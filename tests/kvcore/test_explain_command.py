@@ -1,0 +1,159 @@
+"""`kvcore explain` and `kvcore diff` as people use them, and every command of docs/explain.md with what it prints."""
+
+import io
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import explain_demo
+import pytest
+
+from kvcore.cli import asking, main, prompts
+from kvcore.cli.prompts import Tokenizer
+from kvcore.explain.models import DiffModel, Explanations
+from kvcore.service.inspect.client import caches
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "explain.md").read_text()
+SHOWN = re.findall(r"^```console\n(.*?)^```$", PAGE, re.S | re.M)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("explain")
+        patch.setenv("KVCORE_RUN_DIR", str(tmp_path_factory.mktemp("run")))
+        patch.chdir(folder)
+        with explain_demo.demo(folder):
+            yield folder
+
+
+def masked(text: str) -> list[str]:
+    """Lines without times and numbers of processes."""
+    text = re.sub(r"\d+(\.\d+)? (ms|s|min)\b", "T", text)
+    text = re.sub(r"\d\d:\d\d:\d\d", "CLOCK", text)
+    return [" ".join(re.sub(r"(vllm)-\d+(\.\d+)?", r"\1-PID", line).split()) for line in text.splitlines()]
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
+    assert main(words) == status
+    captured = capsys.readouterr()
+    return captured.err if status else captured.out
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shown", SHOWN, ids=lambda text: text.splitlines()[0][2:40])
+def test_the_page_shows_what_is_printed(place: Path, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    first, *lines = shown.splitlines()
+    words = shlex.split(first.removeprefix("$ "))
+    assert words[0] == "kvcore"
+    assert masked(said(capsys, *words[1:])) == masked("\n".join(lines))
+
+
+def test_the_page_shows_each_command() -> None:
+    assert len(SHOWN) >= 4
+    assert {shlex.split(s)[2] for s in SHOWN} == {"explain", "diff"}
+
+
+def test_every_reason_is_on_the_page() -> None:
+    from typing import get_args
+
+    from kvcore.explain.models import Reason
+
+    for reason in get_args(Reason):
+        assert f"`{reason}`" in PAGE, reason
+
+
+def test_the_pages_command_over_http(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    """The command asks whom `--url` names, with the token of the environment: here the same routes without a server."""
+    (command,) = re.findall(r"^    (kvcore explain .*--url .*)$", PAGE, re.M)
+    asked = []
+
+    def ask(cache: Any, path: str, body: Any = None) -> Any:
+        asked.append((cache.url, cache.token, path))
+        return real(caches()[0], path, body)
+
+    real = asking.ask
+    monkeypatch.setattr(asking, "ask", ask)
+    monkeypatch.setenv("KVCORE_SERVER__HTTP__TOKEN", "a token of the page")
+    assert "chatcmpl-93-0" in said(capsys, *shlex.split(command)[1:])
+    assert [a[:2] for a in asked] == [("http://127.0.0.1:7601", "a token of the page")] * 2
+    assert [a[2] for a in asked] == ["/requests?limit=50", "/explain?request=chatcmpl-93-0"]
+
+
+# -- more of it --------------------------------------------------------------------------------------------------------
+
+
+def test_json_is_the_model(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = Explanations.model_validate_json(said(capsys, "explain", "93", "--json"))
+    assert found.explanations[0].request == "chatcmpl-93-0"
+    assert DiffModel.model_validate_json(said(capsys, "diff", "81", "93", "--json")).tokens == 122
+    rows = json.loads(said(capsys, "explain", "--json"))["requests"]
+    assert [r["id"] for r in rows] == ["chatcmpl-81-0", "chatcmpl-93-0"]
+
+
+def test_the_last_request(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "chatcmpl-93-0" in said(capsys, "explain", "last")
+
+
+def test_token_ids_instead_of_text(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    ids = explain_demo.ids(place / "qwen3", explain_demo.TUESDAY)
+    (place / "ids.json").write_text(json.dumps(ids))
+    assert "4 of 4 chunks" in said(capsys, "explain", "--prompt-file", "ids.json")
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(ids)))
+    assert "4 of 4 chunks" in said(capsys, "explain", "--prompt-file", "-")
+    assert "the first 130 tokens" in said(capsys, "diff", "@ids.json", "93")
+
+
+def test_two_prompts_without_a_cache(
+    place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("KVCORE_RUN_DIR", str(tmp_path / "run"))
+    out = said(capsys, "diff", "@monday.txt", "@tuesday.txt", "--model", "qwen3")
+    assert "the first 122 tokens; how many chunks that is, a running cache says, or --chunk-tokens N" in out
+    out = said(capsys, "diff", "--text", "Today is Monday", "Today is", "--model", "qwen3", "--chunk-tokens", "2")
+    assert "the first 2 tokens: 1 whole chunk of 2, so 2 are reused" in out
+    assert "(the prompt ends here)" in out
+    out = said(capsys, "explain", "93", status=1)
+    assert "no cache of this user is open on this machine" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["explain", "nobody"], "no request 'nobody' is among the 2 lookups on record"),
+        (["explain", "93", "--prompt", "x"], "give a request or a prompt, not both"),
+        (["explain", "--prompt", "x"], "--model is missing"),
+        (["explain", "--prompt", "x", "--model", "nowhere/at/all"], "it has no tokenizer"),
+        (["explain", "--prompt-file", "absent.txt"], "absent.txt: No such file or directory"),
+        (["explain", "93", "--cache", "other"], "--cache other: there are vllm-"),
+        (["explain", "--prompt", "Rule 1", "--model", "qwen3", "--salt", "s"], "nobody has asked for this model as"),
+        (["diff", "81", "nobody"], "no request 'nobody'"),
+        (["diff", "81", "93", "--chunk-tokens", "0"], "--chunk-tokens 0: write a number of at least 1"),
+        (["explain", "93", "--url", "http://127.0.0.1:1"], "is gone"),
+    ],
+    ids=lambda v: None if isinstance(v, list) else v[:24],
+)
+def test_what_is_wrong_is_said(
+    place: Path, capsys: pytest.CaptureFixture[str], words: list[str], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert text in said(capsys, *words, status=1)
+
+
+def test_a_tokenizer_without_transformers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Tokenizer("qwen3")
+    text = explain_demo.MONDAY
+    ids = whole.encode(text)
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    plain = Tokenizer("qwen3")
+    assert plain.encode(text) == ids
+    assert plain.decode(ids[:2]) == whole.decode(ids[:2])
+    assert plain.model == "qwen3"
+    with pytest.raises(prompts.ConfigError, match="--chat needs transformers"):
+        plain.encode("x", chat=True)

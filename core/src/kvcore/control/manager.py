@@ -5,6 +5,7 @@ import os
 import time
 import weakref
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from kvcore.api import EvictionPolicy, ObjectEvent, ObjectLayout, format_size
@@ -32,6 +33,8 @@ from kvcore.plugins import PluginSpec, Registry
 DRAIN_S = 10.0
 """How long `close` waits for the tiers to take what L1 still owes them."""
 REAP_S = 1.0
+REST_S = 10.0
+"""How often a cache in which nothing can end looks around all the same."""
 CLOSE_TIERS_S = 20.0
 MIN_AUTO_BYTES = 64 << 20
 
@@ -65,8 +68,9 @@ class StorageManager:
         self.spans: Spans | None = None
         """Only where somebody listens to them."""
         self.closed = False
-        self.reaped_at = time.monotonic()
-        """When the reaper last ran, which is every `REAP_S`."""
+        self.reaped_at = self.reap_by = time.monotonic()
+        """When the reaper last ran, and when it is to run again."""
+        self._stirred = asyncio.Event()
         self.loop = LoopThread("kvcore-io")
         if self.hooks.listens("spans"):
             self.spans = Spans(self.hooks.spans, self.loop.post)
@@ -81,9 +85,9 @@ class StorageManager:
         _managers.add(self)
         try:
             self.loop.submit(self._tiers.start(config.l2)).result()
-            self.loop.post(lambda: self.loop.spawn(self._expire()))
             if with_l1:
                 self._open_l1()
+            self.loop.post(lambda: self.loop.spawn(self._keep_time()))
             metrics.registry.refresh = self.refresh_gauges
         except BaseException:
             self.close()
@@ -184,7 +188,6 @@ class StorageManager:
         for tier in self.tiers:
             tier.register_memory(self.arena.buffer)
         self.arena.prefault()
-        self.loop.post(lambda: self.loop.spawn(self._reap()))
         logger.info("L1 of %s, tiers: %s", format_size(size), ", ".join(t.name for t in self.tiers) or "none")
         if not self.tiers and "l2" not in self.config.sources:
             logger.warning("no l2 tier is configured: what leaves L1 is lost (`l2: []` says that this is meant)")
@@ -208,27 +211,47 @@ class StorageManager:
 
     # -- running and closing -----------------------------------------------------------------------------------------
 
-    async def _expire(self) -> None:
-        """Apart from the reaper: a storage may take its time."""
+    async def _keep_time(self) -> None:
+        """End what is over: leases, pins, objects with a time to live. Who rests is not woken for it."""
+        expiring: asyncio.Task[None] | None = None
         while True:
-            await asyncio.sleep(REAP_S)
+            rest_s = self._rest_s()
+            self.reap_by = time.monotonic() + rest_s
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stirred.wait(), rest_s)
+            self._stirred.clear()
             self.history.tick()
-            for tier in list(self.tiers):
-                await tier.expire()
-
-    async def _reap(self) -> None:
-        while True:
-            await asyncio.sleep(REAP_S)
-            reads, writes = self.l1.reap()
+            if self.arena is not None:
+                self._reap()
             self.reaped_at = time.monotonic()
-            self.metrics.add("expired_leases", reads, "read")
-            self.metrics.add("expired_leases", writes, "write")
-            self.metrics.add("expired_objects", self.l1.take_expired(), "l1")
-            self.residents.tell()
-            self.tenancy.forget()
-            self.tenancy.refresh(self.metrics)
-            if writes:
-                logger.warning("%d write leases ran out: their slots wait for the holder's answer", writes)
+            if expiring is None or expiring.done():  # a storage may take its time
+                expiring = self.loop.spawn(self._expire()) if any(t.expires for t in self.tiers) else None
+
+    def _rest_s(self) -> float:
+        """What begins meanwhile lasts for a lease at least; and of what does not, `stir` tells."""
+        busy = any(t.expires for t in self.tiers) or self.config.tenants
+        if busy or (self.arena is not None and (self.l1.watched or not self.l1.at_rest)):
+            return REAP_S
+        return max(REAP_S, min(REST_S, self.config.l1.lease))
+
+    def stir(self) -> None:
+        """Something was begun that may be over soon. From any thread."""
+        self.loop.post(self._stirred.set)
+
+    async def _expire(self) -> None:
+        for tier in list(self.tiers):
+            await tier.expire()
+
+    def _reap(self) -> None:
+        reads, writes = self.l1.reap()
+        self.metrics.add("expired_leases", reads, "read")
+        self.metrics.add("expired_leases", writes, "write")
+        self.metrics.add("expired_objects", self.l1.take_expired(), "l1")
+        self.residents.tell()
+        self.tenancy.forget()
+        self.tenancy.refresh(self.metrics)
+        if writes:
+            logger.warning("%d write leases ran out: their slots wait for the holder's answer", writes)
 
     def _tenant(self, namespace: bytes) -> str:
         return self.tenancy.tenant(namespace)

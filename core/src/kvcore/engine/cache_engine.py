@@ -379,6 +379,7 @@ class CacheEngine:
         if self.manager.closed:
             return 0
         pinned = [self.l1.pin(self.object_space(space, g), hashes, seconds) for g in range(len(space.groups))]
+        self.manager.stir()
         return min(pinned)
 
     def unpin(self, space: Space, hashes: Sequence[bytes]) -> int:

@@ -49,6 +49,9 @@ class Pins:
             del self._ends[space]
         return count
 
+    def __bool__(self) -> bool:
+        return bool(self._ends)
+
     def __iter__(self) -> Iterator[L1Object]:
         return (obj for ends in self._ends.values() for obj in ends)
 

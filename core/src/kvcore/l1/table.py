@@ -60,6 +60,8 @@ class Table:
         self._pins = Pins(arena.size, self._shares)
         self.quarantined_bytes = 0
         self._expired_objects = 0
+        self._unused = False
+        """No lease was begun or held between the last two calls of `reap`."""
 
     # -- spaces and tenants ------------------------------------------------------------------------------------------
 
@@ -188,6 +190,7 @@ class Table:
         now = self._clock()
         reads = writes = 0
         with self._lock:
+            self._unused = not self._leases
             for _ in range(len(self._leases)):
                 lease = self._leases.popleft()
                 if lease.ended:
@@ -207,6 +210,12 @@ class Table:
             if self._aging is not None:
                 self._expire(self._aging)
         return reads, writes
+
+    @property
+    def at_rest(self) -> bool:
+        """For as long as a lease lasts, `reap` has nothing to do unless somebody pins something."""
+        few = len(self._spaces) <= _FEW_SPACES
+        return self._unused and few and self._aging is None and not self._pins
 
     @property
     def watched(self) -> bool:

@@ -295,6 +295,11 @@ class Tier:
         where it cannot list."""
         return self._calls.entries(batch)
 
+    @property
+    def expires(self) -> bool:
+        """Its objects have a time to live, which `expire` keeps."""
+        return self.account is not None and self.account.ttl_s is not None
+
     async def expire(self) -> None:
         """Delete objects whose time is over; a fault is counted."""
         if not isinstance(self._calls, BoundedCalls) or not self._opened or not self.usable:

@@ -1,7 +1,7 @@
 """The server: one thread that serves all clients of a `CacheEngine`.
 
 No byte of KV passes through it: clients are answered with plans, and their workers map the arena. Every request is
-answered at once. While nobody asks, nothing is done but to look whether the socket's file is still there.
+answered at once. While nobody asks, nothing is done.
 """
 
 import socket
@@ -20,6 +20,7 @@ from kvcore.observe import Throttle, logger
 from kvcore.service import wire
 from kvcore.service.address import Listener
 from kvcore.service.connection import Connection
+from kvcore.service.removal import Removals
 from kvcore.service.session import Session
 from kvcore.service.wake import Wake
 
@@ -28,7 +29,8 @@ GREETING_S = 5.0
 STALLED_S = 0.5
 """How often lookups that tiers are asked for are looked after."""
 WATCH_S = 2.0
-"""How often is looked whether our socket's file is still there."""
+HEARD_S = 30.0
+"""How often is looked whether our socket's file is still there: where its removal is not heard of, and where it is."""
 NO_ROOM_S = 0.5
 """How long nobody is accepted after the process has run out of files."""
 LAST_S = 0.5
@@ -64,9 +66,15 @@ class Server:
         self._log = Throttle()
         self._listeners = tuple(listeners)
         self._files = [listener for listener in listeners if listener.address.path]
-        self._look_at = time.monotonic() + WATCH_S
+        self._removals = Removals()
+        self._look_s = WATCH_S
+        if self._removals.fileno() >= 0:
+            self._epoll.register(self._removals, EPOLLIN)
+            self._handlers[self._removals.fileno()] = self._removed
+            self._look_s = HEARD_S
         for listener in self._listeners:
             self._listen(listener)
+        self._look_at = time.monotonic() + self._look_s
 
     def run(self) -> None:
         """Serve until `stop`, and then what had been sent by that time: what was stored last is not lost."""
@@ -115,6 +123,7 @@ class Server:
         for connection in list(self._connections):
             connection.close()
         self._epoll.close()
+        self._removals.close()
         self._wake.close()
 
     def status(self) -> dict[str, Any]:
@@ -136,6 +145,12 @@ class Server:
         fd = listener.socket.fileno()
         self._epoll.register(fd, 0 if self._accept_again is not None else EPOLLIN)
         self._handlers[fd] = partial(self._accept, listener)
+        if listener.address.path and not self._removals.watch(listener.address.path):
+            self._look_s = WATCH_S
+
+    def _removed(self, events: int) -> None:
+        self._removals.clear()
+        self._look_at = 0.0
 
     def _watch(self, listener: Listener) -> None:
         """Listen again where somebody has removed our socket's file: nobody finds us without it."""
@@ -147,6 +162,7 @@ class Server:
         except ServiceError as error:
             text = f"engines do not find this server any more, the file of its socket was removed: {error}"
             self._log.warning("lost", text)
+            self._look_at = time.monotonic() + WATCH_S
             return
         self._handlers.pop(fd, None)  # closed, and so out of the epoll
         self._listen(listener)
@@ -319,7 +335,7 @@ class Server:
         if self._accept_again is not None and self._accept_again <= now:
             self._pause(False)
         if self._look_at <= now:
-            self._look_at = now + WATCH_S
+            self._look_at = now + self._look_s
             for listener in self._files:
                 self._watch(listener)
         for session in list(self._searching):

@@ -18,6 +18,7 @@ from kvcore.service.inspect.models import when
 PATIENCE_S = 1.0
 """So long a loop may be busy with something else."""
 REAPER_S = 5 * REAP_S
+"""So late the reaper may be."""
 
 Post = Callable[[Callable[[], None]], object]
 """Has a loop call something soon, from another thread."""
@@ -77,7 +78,7 @@ class Health:
             text = "" if at is None else "its loop does not turn: something that runs on it blocks, or it has ended"
             checks.append(_check(f"loop {name}", at, text))
         last = self._manager.reaped_at
-        late = last if time.monotonic() - last > REAPER_S else None
+        late = last if time.monotonic() - self._manager.reap_by > REAPER_S else None
         checks.append(_check("reaper", late, "" if late is None else "leases that run out are not taken back"))
         if self._manager.closed:
             checks.append(CheckModel(name="cache", status="stuck", since=None, detail="it has been closed"))

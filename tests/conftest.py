@@ -1,9 +1,10 @@
 """Settings for all tests: hypothesis without deadlines; in CI without shrinking and from a fixed seed. Signals as in a
-terminal."""
+terminal. Files that start engines come first."""
 
 import os
 import signal
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -20,3 +21,12 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 # Who starts the tests in the background, or with nohup, has these ignored: so would all programs that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+ENGINES = ("vllm", "sglang", "lmcache")
+"""Markers of what takes longest."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the processes that share the tests, none is to begin with an engine when the others are done."""
+    first = {item.path for item in items if any(item.get_closest_marker(name) for name in ENGINES)}
+    items.sort(key=lambda item: item.path not in first)

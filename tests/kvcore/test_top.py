@@ -69,6 +69,7 @@ def test_one_look_tells_of_everything(engine: CacheEngine, capsys: pytest.Captur
         text = capsys.readouterr().out
     assert re.match(rf"vllm-{os.getpid()}  engine  \d+s  kvcore ", text)
     assert re.search(r"in all +57\.1% +4 .* absent 12", text)  # 16 of 28
+    assert "  the last 4 requests: 0.0% held by the engine itself, 57.1% found here, 42.9% computed" in text
     assert re.search(r"l1 +57\.1% .* 8  \[#{2,}\.+\] 1(\.\d+)? MiB of 8 MiB, 0 leases", text)
     assert re.search(r"memory +open +0\.0% .* 8  \[\.+\] 1(\.\d+)? MiB of 64 MiB", text)
     assert re.search(r"alice +2 +57\.1% +256  l1 \d+(\.\d+)? KiB", text)

@@ -43,6 +43,7 @@ def _cache(watch: Watch, sample: Sample) -> list[Text]:
     if status["connected"] is False:
         lines.append(Text("  its server is away: everything is a miss", "error"))
     lines += _rates(sample.figures, watch.total)
+    lines += _record(sample.hot)
     lines += _places(status, sample.figures, watch.total)
     lines += _whose(sample.hot, watch.tenant_bytes)
     lines += _prefixes(sample.hot)
@@ -60,6 +61,16 @@ def _rates(window: Figures, total: Figures) -> list[Text]:
         lines.append(Text(_rate(f"{window.seconds:.0f} s", window)))
     lines.append(Text(_rate("in all", total)))
     return lines
+
+
+def _record(hot: Mapping[str, Any] | None) -> list[Text]:
+    """Where the prompts on record came from: what an engine holds itself is nothing that the cache is asked for."""
+    if not hot or not hot["chunks"]:
+        return []
+    own, found = hot["own"] / hot["chunks"], hot["found"] / hot["chunks"]
+    last = "last request" if hot["requests"] == 1 else f"last {hot['requests']:,} requests"
+    text = f"{own:.1%} held by the engine itself, {found:.1%} found here, {1 - own - found:.1%} computed"
+    return [Text(f"  the {last}: {text}")]
 
 
 def _rate(name: str, f: Figures) -> str:

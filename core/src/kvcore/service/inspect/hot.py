@@ -53,6 +53,9 @@ def _hot(subject: Subject, limit: int) -> m.HotModel:
     return m.HotModel(
         requests=len(decisions),
         since=datetime.fromtimestamp(decisions[0].at, UTC) if decisions else None,
+        chunks=sum(d.chunks for d in decisions),
+        own=sum(d.first for d in decisions),
+        found=sum(max(0, (d.answer or 0) - d.first) for d in decisions),
         prefixes=[_shown(subject, spaces, found) for found in prefixes],
         tenants=_tenants(decisions, spaces, limit),
     )

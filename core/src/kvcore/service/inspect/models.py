@@ -288,6 +288,12 @@ class HotModel(Model):
     """How many are on record."""
     since: datetime | None
     """When the oldest of them came."""
+    chunks: int
+    """Whole chunks of their prompts."""
+    own: int
+    """Of these, what their engines held themselves."""
+    found: int
+    """What the cache had beyond that. The rest was computed."""
     prefixes: list[PrefixModel]
     """Those whose reuse saves most come first: by tokens times the requests after the first."""
     tenants: list[TenantTrafficModel]

@@ -5,6 +5,10 @@ from typing import Any
 
 from engines import Engine, crowd, engine, make_adapter, tokens
 
+from kvcore.explain.explain import explain_prompt, explain_request
+from kvcore.explain.keys import chunk_hashes
+from kvcore.explain.models import Question
+
 SYNC = {"kvcore.load": "sync", "kvcore.save": "sync"}
 ASYNC = {"kvcore.load": "async", "kvcore.save": "async"}
 PROMPTS = [tokens(1, 549), tokens(2, 512), tokens(3, 60), tokens(4, 1500)]
@@ -98,14 +102,42 @@ def aborts(models: Path, model: str = "tiny", extra: "dict[str, Any] | None" = N
 
 
 def salts(models: Path, extra: "dict[str, Any] | None" = None) -> dict[str, Any]:
-    """The same tokens under another `cache_salt`."""
+    """The same tokens under another `cache_salt`, and what `kvcore explain` says of them."""
     out: dict[str, Any] = {}
-    with engine(str(models / "tiny"), extra or {}) as e:
+    with engine(str(models / "tiny"), {"kvcore.inspect": {"tokens": True}, **(extra or {})}) as e:
         e.one(LONG)
         for name, salt in (("a", "a"), ("again", "a"), ("b", "b"), ("none", None)):
             e.forget()
             out[name], out[name + "_cached"] = e.one(LONG, salt=salt)
+        e.forget()
+        e.one(LONG[:700] + tokens(8, 300))
+        e.one(SHORT[:100])
+        out["explained"] = explained(e)
+        for name, salt in (("salted", "a"), ("plain", "")):
+            asked = Question(tokens=LONG, model="tiny", salt=salt)
+            (said,) = explain_prompt(e.half.engine, asked).explanations
+            out[f"prompt_{name}"] = (said.found.chunks, said.chunks)
+        out["named"] = named(e, LONG, "a") + named(e, LONG)
     return out
+
+
+def explained(e: Engine) -> list[Any]:
+    """Of every request on record, in order: where and why its prefix ended, the token, the fields, tokens saved."""
+    found = []
+    for decision in e.half.engine.decisions.since():
+        said = explain_request(e.half.engine, decision.asked.id).explanations[0]
+        broke, near = said.broke, said.nearest
+        why = (broke.reason, broke.chunk, [d.field for d in broke.differences]) if broke else None
+        found.append((why, near.tokens if near else None, said.saved.tokens, said.tokens))
+    return found
+
+
+def named(e: Engine, prompt: list[int], salt: str = "", adapter: str = "") -> int:
+    """For how many namespaces `kvcore explain --prompt` names the chunks of a prompt as vLLM has."""
+    cache = e.half.engine
+    seen = {d.namespace: list(d.hashes) for d in cache.decisions.since() if d.asked.tokens == len(prompt)}
+    known = cache.identities.all()
+    return sum(chunk_hashes(cache.manager, known[n], prompt, salt, adapter) == hashes for n, hashes in seen.items())
 
 
 def adapters(models: Path, folder: str, extra: "dict[str, Any] | None" = None) -> dict[str, Any]:
@@ -121,6 +153,8 @@ def adapters(models: Path, folder: str, extra: "dict[str, Any] | None" = None) -
         made = Engine(str(models / "tiny"), options, enable_lora=True, max_lora_rank=8)
         out[name], out[name + "_cached"] = made.one(LONG, adapter=paths[path])
         out[name + "_base"], out[name + "_base_cached"] = made.one(LONG)
+        if options is not None:
+            out[name + "_named"] = named(made, LONG, adapter=f"adapter={paths[path]}") + named(made, LONG)
         made.close()
     return out
 

@@ -169,6 +169,24 @@ def test_salts_separate(identities: Any, scenario: str) -> None:
         assert result[f"{name}_cached"] == cached, name
 
 
+@pytest.mark.parametrize("scenario", ["salts", f"salts:{TOKENS}"], ids=["engine", "tokens"])
+def test_hits_and_misses_are_explained(identities: Any, scenario: str) -> None:
+    """Requests, whose other salt only their tokens tell; and prompts, whose chunks are named as vLLM names them."""
+    result = identities[scenario]
+    salted = ["other_namespace", 0, ["cache salt"]]
+    assert result["explained"] == [
+        [["never_stored", 0, []], None, 0, 1500],
+        [salted, 1500, 0, 1500],
+        [None, 1500, 1408, 1500],
+        [salted, 1500, 0, 1500],
+        [None, 1500, 1408, 1500],
+        [["differs", 5, []], 700, 640, 1000],
+        [["short_prompt", 0, []], None, 0, 100],
+    ]
+    assert result["prompt_salted"] == result["prompt_plain"] == [11, 11]
+    assert result["named"] == 2
+
+
 def test_adapters_of_one_name_separate(identities: Any) -> None:
     (result,) = (identities[name] for name in identities if name.startswith("adapters"))
     assert not same(result["plain_x"], result["plain_y"])
@@ -176,6 +194,7 @@ def test_adapters_of_one_name_separate(identities: Any) -> None:
         assert same(result[name], result[f"plain_{name[-1]}"]), name
         assert result[f"{name}_cached"] == cached, name
         assert same(result[f"{name}_base"], identities["plain"]["long"]), name
+        assert result[f"{name}_named"] == 2, name  # the adapter's chunks, and the base model's
     assert result["hot_x_base_cached"] == 1408
 
 

@@ -112,7 +112,7 @@ def _uid(asking: socket.socket) -> int:
 
 def _listen(made: socket.socket, place: Path, name: str) -> Path:
     """Listen on a socket in this folder. It gets its name when somebody listens: one that refuses is nobody's."""
-    written = re.sub(r"[^A-Za-z0-9_.]+", "_", name)[:_MAX_NAME] or "cache"
+    written = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).lstrip(".-")[:_MAX_NAME] or "cache"
     unnamed = place / f".{secrets.token_hex(4)}"
     longest = len(os.fsencode(place)) + len(written) + 24
     if longest > folder.MAX_PATH_BYTES:

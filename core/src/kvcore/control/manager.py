@@ -6,6 +6,7 @@ import time
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
 from kvcore.api import EvictionPolicy, ObjectEvent, ObjectLayout, format_size
@@ -30,6 +31,7 @@ from kvcore.observe.savings import Evictions
 from kvcore.observe.spans import Spans
 from kvcore.plugins import PluginSpec, Registry
 
+_NAMESPACE = attrgetter("space.namespace")
 DRAIN_S = 10.0
 """How long `close` waits for the tiers to take what L1 still owes them."""
 REAP_S = 1.0
@@ -258,7 +260,7 @@ class StorageManager:
 
     def _evicted(self, objects: Sequence[L1Object]) -> None:
         self.metrics.add("evicted_objects", len(objects))
-        self._evictions.count("l1", self.config.l1.eviction.plugin, (o.space.namespace for o in objects), len(objects))
+        self._evictions.count("l1", self.config.l1.eviction.plugin, map(_NAMESPACE, objects), len(objects))
         for tier in self.stores.spill_tiers:
             self.metrics.add("tier_dropped", len(objects), tier.name, "evicted_first")
             self.journal.note(tier.name, "dropped", "evicted_first", objects)

@@ -81,9 +81,7 @@ def serve_words() -> dict[str, list[str]]:
     return words
 
 
-@pytest.mark.parametrize(
-    "where", ["compose/kvcore.yaml", "kubernetes/server.yaml", "kubernetes/sidecar.yaml", "systemd/kvcore.yaml"]
-)
+@pytest.mark.parametrize("where", ["kubernetes/server.yaml", "kubernetes/sidecar.yaml", "systemd/kvcore.yaml"])
 def test_its_server_starts_and_is_ready(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its own words and file: only paths, sizes and the port are other ones, and S3 is a disk."""
     words, text, port = serve_words()[where], configurations()[where], free_port()
@@ -112,6 +110,15 @@ def test_its_server_starts_and_is_ready(where: str, monkeypatch: pytest.MonkeyPa
 
         with Server("kvcore", [sys.executable, "-m", "kvcore", *words], ready=ready, folder=Path(short)):
             assert (Path(short) / "kvcore.sock").is_socket()
+
+
+def test_composes_server_is_the_daemonsets() -> None:
+    """So it need not be started once more: the file differs in sizes alone."""
+    assert serve_words()["compose/kvcore.yaml"] == serve_words()["kubernetes/server.yaml"]
+    one, other = (yaml.safe_load(configurations()[w]) for w in ("compose/kvcore.yaml", "kubernetes/server.yaml"))
+    for values in (one, other):
+        values["l1"]["size"] = values["l2"][0]["storage"]["capacity"] = ""
+    assert one == other
 
 
 # -- Compose ---------------------------------------------------------------------------------------------------------

@@ -176,8 +176,8 @@ class InspectConfig(PluginConfig):
     """What a cache remembers for whoever asks why."""
 
     requests: int = Field(default=1024, ge=0, le=1 << 16)
-    """So many of the last lookups are remembered, and what became of the last 262,144 objects, in memory only. 0: nothing
-    is, and the cache cannot be asked."""
+    """So many of the last lookups are remembered, and what became of the last 262,144 objects, in memory only. 0:
+    nothing is, and the cache cannot be asked."""
 
     tokens: bool = False
     """Remember the token ids of these requests, too, in the engine's process: then the first token that differs can be

@@ -160,7 +160,8 @@ def metrics() -> str:
         "# Metrics",
         NOTE,
         "Prometheus text, served on 127.0.0.1 when `metrics_port` is set. Under vLLM the same numbers, and the "
-        "connector's own, also stand in its `/metrics`, as `vllm:kvcore_...`; under SGLang as `sglang:kvcore_...`.",
+        "connector's own, also stand in its `/metrics`, as `vllm:kvcore_...`; under SGLang as `sglang:kvcore_...`. "
+        "Dashboard, alert rules and what to ask: [monitoring.md](monitoring.md).",
         "\n".join(["| metric | kind | labels | meaning |", "|---|---|---|---|", *rows]).replace("|  |", "| |"),
         "## Values of labels",
         "\n".join(

@@ -52,6 +52,10 @@ def hot(models: Path, model: str = "tiny", extra: "dict[str, Any] | None" = None
             if hasattr(metric, "value"):
                 metrics[metric.name + str(sorted(labels.values()))] = metric.value
         out["metrics"] = metrics
+        out["record"] = [
+            (d.asked.tokens, d.chunks, d.first, d.answer, d.broke, d.retrieved, d.stored, d.asked.ids)
+            for d in e.half.engine.decisions.since()
+        ]
         e.forget(connector=True)
         out["reset"], out["reset_cached"] = e.one(LONG)
         e.settle()

@@ -61,6 +61,25 @@ def test_hot_in_the_step(results: Any) -> None:
     assert result["reset_cached"] == 0
 
 
+@pytest.mark.parametrize("mode", [SYNC, ASYNC], ids=["sync", "async"])
+def test_each_request_is_on_record(results: Any, mode: str) -> None:
+    """Tokens, whole chunks, those that vLLM held itself, the answer, why it ends there, what was read and stored."""
+    record = [tuple(entry) for entry in results[f"hot:{mode}"]["record"]]
+    loaded = results[f"hot:{mode}"]["hot_cached"]
+    assert record[:4] == [
+        (549, 4, 0, 0, "absent", 0, 4, None),
+        (512, 4, 0, 0, "absent", 0, 4, None),
+        (60, 0, 0, 0, "", 0, 0, None),  # shorter than a chunk
+        (1500, 11, 0, 0, "absent", 0, 11, None),
+    ]
+    assert record[7] == (1500, 11, 11, 11, "", 0, 0, None)  # vLLM's own hit
+    assert [entry[:5] for entry in record[8:12]] == [
+        (n, c, 0, c, "") for n, c in ((549, 4), (512, 4), (60, 0), (1500, 11))
+    ]
+    assert [entry[5] for entry in record[8:12]] == loaded
+    assert record[13] == (500, 3, 0, 2, "absent", 256, 2, None)
+
+
 def test_hot_beside_the_step(results: Any) -> None:
     result = results[f"hot:{ASYNC}"]
     same_text(result, results["plain"])

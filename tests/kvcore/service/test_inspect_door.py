@@ -368,3 +368,12 @@ def test_another_users_process_is_not_answered(engine: CacheEngine, monkeypatch:
         ask(only(), "/status")
     monkeypatch.setattr(door, "_uid", lambda asking: 0)
     assert ask(only(), "/status")["kind"] == "engine"
+
+
+def test_one_that_is_being_closed_says_so(engine: CacheEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.manager, "closed", True)
+        with pytest.raises(Refusal, match="it is being closed") as refused:
+            ask(only(), "/status")
+        assert refused.value.status == 503
+    assert ask(only(), "/status")["kind"] == "engine"

@@ -48,6 +48,9 @@ class _Handler(BaseHTTPRequestHandler):
             known = ", ".join(f"{method} {path}" for method, path in ROUTES)
             self.send_error(404, f"there is no {self.command} {url.path}: there are {known}")
             return
+        if self._subject.closing:
+            self.send_error(503, "it is being closed")
+            return
         try:
             query = route.query.model_validate(dict(parse_qsl(url.query))) if route.query else None
             given = route.body.model_validate_json(body or b"{}") if route.body else None

@@ -67,6 +67,11 @@ class Subject:
         return self.config.inspect.requests > 0
 
     @property
+    def closing(self) -> bool:
+        """Whether it is being closed, which may take a while: what waits is written out."""
+        return self.manager is not None and self.manager.closed
+
+    @property
     def metrics(self) -> "Metrics":
         """Its counters. Of several servers, what the first was asked: they are asked alike."""
         return self.clients[0].metrics if self.manager is None else self.manager.metrics

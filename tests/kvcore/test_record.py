@@ -268,6 +268,8 @@ def test_full_of_what_is_used_l1_takes_nothing(make: Make) -> None:
     plan = engine.reserve(space, hashes(2, 200), 0, 2, [list(range(2 * space.chunk_blocks))])
     engine.publish(plan.id, ok=False)
     assert history(engine, 200) == [("l1", "failed", "copy", "store")]
+    assert engine.reserve(space, hashes(2, 300), 0, 2, [[0, -1]]).skipped == {"no_block": 1}
+    assert history(engine, 301) == [("l1", "skipped", "no_block")]
 
 
 BROKEN = {

@@ -235,15 +235,17 @@ class Batches:
         await self._promotion.drain(timeout_s)
 
     def _tell_loaded(self, tier: Tier, batch: Sequence[Transfer], outcomes: Sequence[LoadOutcome]) -> None:
-        asked = len(self._manager.tiers) > 1  # see `_sources`
-        self._journal.outcomes(tier.name, "load", [t.key for t in batch], outcomes, known=asked)
+        if self._journal.most:
+            asked = len(self._manager.tiers) > 1  # see `_sources`
+            self._journal.outcomes(tier.name, "load", [t.key for t in batch], outcomes, known=asked)
         if self._hooks.listens("loaded") or self._hooks.listens("failed"):
             good, bad = sort_events(tier.name, [(t.key, t.nbytes) for t in batch], outcomes)
             self._hooks.loaded(good)
             self._hooks.failed(bad)
 
     def _tell_stored(self, tier: Tier, batch: Sequence[Transfer], outcomes: Sequence[StoreOutcome]) -> None:
-        self._journal.outcomes(tier.name, "store", [t.key for t in batch], outcomes)
+        if self._journal.most:
+            self._journal.outcomes(tier.name, "store", [t.key for t in batch], outcomes)
         if self._hooks.listens("stored") or self._hooks.listens("failed"):
             good, bad = sort_events(tier.name, [(t.key, t.nbytes) for t in batch], outcomes)
             self._hooks.stored(good)

@@ -255,6 +255,9 @@ class CacheEngine:
             chosen = dict(zip(hashes[first:last], spans, strict=True))
             if len(ids) < (last - first) * blocks or min(ids) < 0:  # looked at once: the usual case has none
                 chosen = {h: span for h, span in chosen.items() if len(span) == blocks and min(span) >= 0}
+                if space.windows[g] is None:  # what a window has left behind is not wanted
+                    left = [ObjectKey(space.namespace, h, g) for h in hashes[first:last] if h not in chosen]
+                    self.journal.note("l1", "skipped", "no_block", left)
             wanted.append(chosen)
         chain = [hashes[first - 1] if first else b"", *hashes[first:last]]
         claim = self.claim(space, [list(w) for w in wanted], chain, request)

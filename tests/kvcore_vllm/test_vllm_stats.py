@@ -55,3 +55,5 @@ def test_prometheus() -> None:
     assert registry.get_sample_value("vllm:kvcore_l1_bytes", {**labels, "state": "free"}) == 5
     other = {**labels, "engine": "1", "source": "l1"}
     assert registry.get_sample_value("vllm:kvcore_hit_chunks_total", other) == 1
+    metrics.observe({"kvcore_lookup_seconds_sum": 0.5})  # as examples/monitoring's dashboard reads it
+    assert registry.get_sample_value("vllm:kvcore_lookup_seconds_sum_total", labels) == 0.5

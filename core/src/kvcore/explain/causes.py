@@ -219,7 +219,7 @@ _KEEP_FRONT = "nothing, if the prompts are meant to differ; else put what varies
 def _since(facts: Facts, after: Sequence[Event]) -> Cause | None:
     """An earlier request had the same chunk, and had not stored it yet."""
     near, decision = facts.nearest, facts.decision
-    if near is None or near.chunks <= facts.chunk:
+    if facts.since is None or near is None or near.chunks <= facts.chunk:
         return None
     name, before = _name(near.decision, decision), ago(decision.at - near.decision.at)
     if after:

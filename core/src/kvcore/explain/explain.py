@@ -148,7 +148,8 @@ def _broke(
     chunk_hash = decision.hash_of(chunk)
     events = cache.events(chunk_hash, decision.namespace) if chunk_hash else []
     other = None
-    if chunk_hash and not events and decision.namespace in known and decision.broke in ("", "absent"):
+    before = any(e.at <= decision.at for e in events)  # later it may have been stored by this very request
+    if chunk_hash and not before and decision.namespace in known and decision.broke in ("", "absent"):
         other = elsewhere(cache, chunk_hash, decision.namespace, known)
     journal = cache.journal
     return explain_break(

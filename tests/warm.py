@@ -87,13 +87,15 @@ class Warm:
         modules: what it imports, from `path` and the environment.
     """
 
-    def __init__(self, modules: Sequence[str], environment: Mapping[str, str], path: Path) -> None:
+    def __init__(
+        self, modules: Sequence[str], environment: Mapping[str, str], path: Path, python: Path | str = sys.executable
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kvw")  # short: a socket's path has at most 107 bytes
         self.address = f"{self._folder.name}/socket"
         self._log = Path(self._folder.name) / "log"
         with self._log.open("w") as stream:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, self.address, str(path), *modules],
+                [str(python), __file__, self.address, str(path), *modules],
                 stdin=subprocess.PIPE,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -136,6 +138,7 @@ def main() -> None:
     gc.disable()  # nothing of what is imported is garbage
     for module in modules:
         importlib.import_module(module)
+    gc.freeze()
     gc.enable()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(f"{address}.new")
@@ -144,6 +147,7 @@ def main() -> None:
         job = _serve(listener)
     if job is not None:
         _become(*job)
+    os._exit(0)  # without freeing piece by piece all that was imported
 
 
 def _serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -190,7 +194,7 @@ def _asked(asking: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _become(job: dict[str, Any], files: list[int]) -> None:
-    """What was asked for, and the end of the process: orderly, without freeing piece by piece all that was imported."""
+    """What was asked for, and then the end of the process."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if job["output"]:
         output = os.open(job["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

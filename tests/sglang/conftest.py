@@ -1,15 +1,16 @@
-"""Real SGLang runs in child processes, in an environment of its own: it cannot share vLLM's. Several scenarios run in
-each process: importing SGLang takes longer than a scenario."""
+"""Real SGLang runs in child processes, in an environment of its own: it cannot share vLLM's. They are forked from one
+that has imported it, and so are its ranks: importing it takes longer than a scenario."""
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import scenarios
+from warm import Warm
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -50,9 +51,15 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def run_child(
-    sglang_python: Path, tiny: Path, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Run:
+def warm(sglang_python: Path, environment: dict[str, str]) -> Iterator[Warm]:
+    """The process that has imported SGLang."""
+    made = Warm(["engines", "scenarios"], environment, HERE, sglang_python)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def run_child(sglang_python: Path, tiny: Path, warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Runs scenarios in one new process; their results by name. A failed scenario fails the test that asks for it."""
 
     def run(*names: str, timeout_s: int = 600, **more: str) -> scenarios.Results:
@@ -62,8 +69,9 @@ def run_child(
             tiny,
             names,
             place=tmp_path_factory.mktemp("child"),
-            environment={**environment, **more},
+            environment=more,
             timeout_s=timeout_s,
+            warm=warm,
         )
 
     return run

@@ -1,6 +1,7 @@
 """Real SGLang engines for the scenarios. Imported by `scenarios.py` only, never by pytest."""
 
 import json
+import multiprocessing
 import random
 import time
 import urllib.request
@@ -13,6 +14,10 @@ from caches import BACKEND
 
 import sglang
 from kvcore.testing.servers import free_port
+
+# SGLang's ranks are to be what this process is by then, instead of importing all of it again.
+multiprocessing.set_start_method("fork", force=True)
+multiprocessing.set_start_method = lambda method, force=False: None  # type: ignore[method-assign]
 
 PAGE = 16
 PATIENCE_S = 90.0

@@ -147,13 +147,14 @@ def test_it_is_told_in_batches_while_the_cache_serves(
     heard: Heard, opened: Callable[..., CacheEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "QUIET_S", 0.1)
+    monkeypatch.setattr(module, "TELL_S", 0.3)
     engine = opened("[]")
     space = engine.register(spec())
     for i in range(100):
         ask(engine, space, hashes(2), Asked(f"req-{i}"))
     heard.named("kvcore.request", 100)
     assert len(heard.spans) == 200
-    assert len(heard.batches) < 50
+    assert len(heard.batches) < 100
     store(engine, space, hashes(2), "req-7")  # late, and of the same tree
     (late,) = heard.named("kvcore.store")
     (root,) = [s for s in heard.spans if (s.name, s.request) == ("kvcore.request", "req-7")]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from engines import engine
+from opentelemetry.trace import get_tracer_provider
 from scenarios_basic import LONG, PROMPTS
 from scenarios_disk import _disk
 
@@ -27,6 +28,7 @@ def queued(models: Path, folder: str, collector: str, headers: dict[str, str]) -
         traced = vllm.add_request("traced", TokensPrompt(prompt_token_ids=LONG), params, trace_headers=headers)
         while vllm.has_unfinished_requests():
             vllm.step()
+        get_tracer_provider().force_flush()  # vLLM's own spans
         return {
             "traced": traced,
             "texts": [(tokens[:16], 0.0) for tokens, _ in texts],

@@ -119,6 +119,7 @@ class Spans:
         """See `OpenSpan.end`."""
         root = span.root
         asked = root.asked
+        at = max(at, span.begun)  # clocks are set
         told = Span(
             span.name, span.id, span.parent, root.id, asked.id, asked.trace, span.begun, at, span.attributes, span.error
         )

@@ -14,8 +14,6 @@ from typing import Any, Self
 
 from engines import engine
 
-from warm import SOCKET, Forked
-
 ANSWER_S = 240.0
 
 
@@ -23,6 +21,8 @@ class Peer:
     """The process. It starts at once; the first answer says that its engine is there."""
 
     def __init__(self, model: str, extra: dict[str, Any], **kwargs: Any) -> None:
+        from warm import SOCKET, Forked  # which whoever only imports this need not find
+
         ours, theirs = socket.socketpair()
         with theirs:
             log = os.readlink("/proc/self/fd/1")

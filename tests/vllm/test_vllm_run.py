@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from kvcore.cli import main
+from kvcore.service.inspect import ask, caches
 from kvcore.testing.servers import Server, free_port
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -71,8 +73,27 @@ def written(folder: Path) -> int:
     return sum(f.is_file() and f.stat().st_size > 16 << 10 for f in folder.rglob("*"))
 
 
+def shown(folder: Path, prompt: list[int]) -> None:
+    """The engine is asked through its own socket, with nothing configured: its last request came from the disk."""
+    (cache,) = caches()
+    assert cache.name in ("vllm", "vllm-tier")
+    status = ask(cache, "/status")
+    assert [tier["name"] for tier in status["tiers"]] == ["disk"]
+    request = ask(cache, "/requests?limit=1")["requests"][0]
+    assert (request["chunks"], request["answer"], request["retrieved"]) == (CHUNKS, CHUNKS, 128 * CHUNKS)
+    assert request["sources"] == {"disk": CHUNKS}
+    if status["kind"] == "engine":
+        assert (request["tokens"], request["id"][:5]) == (len(prompt), "cmpl-")
+    out = folder / "trace.jsonl"
+    assert main(["record", str(out), "--past", "--seconds", "0"]) == 0
+    assert [len(json.loads(line)["hash_ids"]) for line in out.read_text().splitlines()][-1] == CHUNKS
+
+
 @pytest.mark.parametrize("via", ["connector", "tier"])
-def test_a_server_started_by_kvcore_run(models: Path, tmp_path: Path, via: str) -> None:
+def test_a_server_started_by_kvcore_run(
+    models: Path, tmp_path: Path, via: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVCORE_RUN_DIR", str(tmp_path / "run"))
     numbers = random.Random(5)
     prompt = [numbers.randrange(3, 1000) for _ in range(TOKENS)]
     server = Run(tmp_path, models / "tiny", via)
@@ -87,6 +108,7 @@ def test_a_server_started_by_kvcore_run(models: Path, tmp_path: Path, via: str) 
         server.stop()
         server.start(READY_S)
         assert server.complete(prompt) == (first, 128 * CHUNKS)
+        shown(tmp_path, prompt)
     finally:
         server.stop()
     added = json.loads(shlex.split(server.log.read_text().splitlines()[0].removeprefix("kvcore adds: "))[1])

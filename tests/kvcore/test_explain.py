@@ -21,6 +21,7 @@ from kvcore.explain.models import Comparison, Explanation, Question, Side
 from kvcore.explain.nearest import nearest, shared, shared_tokens
 from kvcore.explain.tell import diff, explanation
 from kvcore.observe.decisions import Decision, salt_word
+from kvcore.service import open_store
 from kvcore.testing import chunks
 
 SIZE = 32
@@ -416,6 +417,25 @@ def test_the_catalog_does_not_grow_without_end(tmp_path: Path, monkeypatch: pyte
     assert bytes([39]) * 16 in found
     assert bytes([0]) * 16 not in found
     assert catalog.path.stat().st_size < 5000
+
+
+def test_requests_to_an_object_store(tmp_path: Path) -> None:
+    """Of an engine that owns its memory, as SGLang: it asks block by block, for tiers alone."""
+    path, keys = tmp_path / "kvcore.yaml", chunks.hashes(4)
+    path.write_text("lookup_timeout: 20s\nl2: [{name: near, storage: memory}]\n")
+    store = open_store(str(path), name="sglang")
+    space = store.register(chunks.spec(), "acme-page/1")
+    old = store.register(chunks.spec("old"), "acme-page/1")
+    payloads = [[memoryview(bytearray(space.layouts[0].nbytes))] for _ in keys]
+    assert all(store.store(space, keys[:2], payloads[:2]))
+    assert all(store.store(old, keys[2:], payloads[2:]))
+    assert store.prefix(space, keys, asked=Asked("page", 4 * SIZE)) == 2
+    said = explain_request(store, "page", "sglang").explanations[0]
+    assert (said.model, said.found.chunks, said.chunk_tokens) == ("m", 2, SIZE)
+    missed(said, "other_namespace", "it is in near under another namespace", "weights (w here, old there)", chunk=2)
+    assert said.now is not None
+    assert said.now.places == {"near": 2}
+    store.close()
 
 
 # -- who asks for what -------------------------------------------------------------------------------------------------

@@ -12,13 +12,14 @@ from kvcore.api import ConfigError, ObjectKey
 from kvcore.config import Config
 from kvcore.control import Batches, Lent, StorageManager, locate, unheard
 from kvcore.engine import space as spaces
+from kvcore.engine.identity import Identities, Identity
 from kvcore.engine.presence import Presence
 from kvcore.engine.space import ModelSpec
 from kvcore.engine.store_face import Buffers
 from kvcore.engine.store_space import Home, StoreSpace, nameable, of_store, rounds, sound
 from kvcore.l2 import Tier, Transfer
 from kvcore.observe import Asked, Decisions, Metrics, Throttle, logger
-from kvcore.observe.decisions import Answer
+from kvcore.observe.decisions import Answer, salt_word
 from kvcore.plugins import Registry
 
 T = TypeVar("T")
@@ -47,6 +48,7 @@ class LocalStore:
         self.manager = self._manager = manager
         self.metrics = manager.metrics
         self.journal = manager.journal
+        self.identities = Identities()
         self.decisions = Decisions(manager.config.inspect.requests, manager.config.inspect.tokens)
         self._batches = Batches(manager)
         self._log = Throttle()
@@ -78,9 +80,10 @@ class LocalStore:
         """See `ObjectStore.register`."""
         space = LocalSpace(spec, keys, tenant, self)
         lossy, salt = self._manager.lossy_tags, self._manager.config.salt
-        space.namespaces = tuple(
-            spaces.namespace(one, one.block_tokens, keys, lossy, salt, tenant) for one in space.groups()
-        )
+        groups = list(space.groups())
+        space.namespaces = tuple(spaces.namespace(g, g.block_tokens, keys, lossy, salt, tenant) for g in groups)
+        for name, one in zip(space.namespaces, groups, strict=True):
+            self.identities.note(name, Identity(one, one.block_tokens, keys, tenant, salt_word(salt), lossy))
         return space
 
     def wait_ready(self, timeout_s: float) -> bool:

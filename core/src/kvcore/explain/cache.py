@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from kvcore.api import KVCoreError, ObjectKey
 from kvcore.control import StorageManager
-from kvcore.engine import CacheEngine, Space
+from kvcore.engine import CacheEngine, LocalStore, Space
 from kvcore.engine.identity import Identity
 from kvcore.l2 import Tier
 from kvcore.observe.decisions import Decision, Decisions
@@ -78,14 +78,14 @@ class Cache:
 
     def identities(self) -> dict[bytes, Identity]:
         """What the namespaces stand for that have been registered."""
-        if isinstance(self.engine, CacheEngine):
+        if isinstance(self.engine, CacheEngine | LocalStore):
             return self.engine.identities.all()
         spaces: Sequence[Space] = self.engine.spaces() if hasattr(self.engine, "spaces") else ()
         return {s.namespace: Identity(s.spec, s.chunk_tokens, "", s.tenant) for s in spaces}
 
     def past(self) -> dict[bytes, Identity]:
         """The same of other caches of this user, also of those that have ended."""
-        kept = self.engine.identities.kept if isinstance(self.engine, CacheEngine) else None
+        kept = self.engine.identities.kept if isinstance(self.engine, CacheEngine | LocalStore) else None
         return {} if kept is None else kept.all()
 
     def events(self, chunk_hash: bytes, namespace: bytes | None = None) -> list[Event]:
@@ -129,7 +129,9 @@ class Cache:
         hashes = hashes[:MAX_ASKED]
         groups = needed(identity)
         answers, silent = self.ask([ObjectKey(namespace, h, g) for g in groups for h in hashes])
-        places: dict[str, Sequence[bool]] = {"l1": self.in_l1(namespace, identity, hashes)}
+        places: dict[str, Sequence[bool]] = {}
+        if self.manager.arena is not None:
+            places["l1"] = self.in_l1(namespace, identity, hashes)
         for name, answer in answers.items():
             parts = [answer[at : at + len(hashes)] for at in range(0, len(answer), len(hashes))]
             places[name] = [all(column) for column in zip(*parts, strict=True)]

@@ -89,7 +89,7 @@ def _cause(facts: Facts) -> Cause:
             "other_namespace",
             f"is not there for this request, but it is in {facts.elsewhere} under another namespace, which differs in "
             f"{specs.told(list(facts.other))}",
-            "give both engines the same, if KV may be shared",
+            "start the engines alike in this, if they are to share KV",
             facts.other,
         )
     return _parted(facts) or _since(facts, after) or _never(facts, after)

@@ -6,6 +6,8 @@ from kvcore.engine.identity import Identity
 from kvcore.explain.models import DifferenceModel
 from kvcore.observe.decisions import salt_word
 
+MAX_TOLD = 3
+"""Fields in a sentence."""
 _MAX_SHOWN = 120
 _WORDS = {"extra.lora": "lora", "extra.hash": "prefix hash", "extra.hf_config": "model config", "extra.reset": "reset"}
 
@@ -52,7 +54,10 @@ def differences(here: Mapping[str, str], there: Mapping[str, str]) -> list[Diffe
 
 def told(found: list[DifferenceModel]) -> str:
     """The same in half a sentence."""
-    return ", ".join(f"{d.field} ({d.here or 'none'} here, {d.there or 'none'} there)" for d in found) or "nothing"
+    words = [f"{d.field} ({d.here or 'none'} here, {d.there or 'none'} there)" for d in found[:MAX_TOLD]]
+    if len(found) > MAX_TOLD:
+        words.append(f"{len(found) - MAX_TOLD} more that follow from it, or stand in the JSON")
+    return ", ".join(words) or "nothing"
 
 
 def tenant_shown(tenant: str, known: Set[str]) -> str:

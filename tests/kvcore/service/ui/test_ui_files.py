@@ -4,8 +4,10 @@ import re
 import urllib.error
 import urllib.request
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
+from ui_pictures import KEPT
 from ui_scene import Scene
 
 from kvcore.service.http import ui
@@ -43,6 +45,16 @@ def test_nothing_comes_from_elsewhere_and_no_script_stands_in_the_page() -> None
     page = (files(ui.__name__) / "index.html").read_text()
     assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", page)
     assert "unsafe" not in ui.POLICY
+
+
+def test_the_documentation_names_every_view_and_shows_pictures() -> None:
+    page = (Path(__file__).parents[4] / "docs/ui.md").read_text()
+    scripts = [(files(ui.__name__) / name).read_text() for name in ui.FILES if name.endswith(".js")]
+    titles = [title for text in scripts for title in re.findall(r'^export const title = "(\w+)"', text, re.M)]
+    assert len(titles) == 7
+    assert [title for title in titles if f"| **{title}** |" not in page] == []
+    shown = re.findall(r"!\[.+\]\(ui/(\S+)\.png\)", page)
+    assert sorted(shown) == sorted(f"{view}-{theme}" for view, theme in KEPT)
 
 
 def test_each_is_small() -> None:

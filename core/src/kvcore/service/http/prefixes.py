@@ -97,7 +97,7 @@ class _Branch:
 
 
 def prefixes(engine: CacheEngine, query: PrefixesQuery) -> PrefixTreeModel:
-    """The tree of one namespace. From any thread; some 20 ms for all that a record can hold."""
+    """The tree of one namespace. From any thread; a tenth of a second at most, for all that a record can hold."""
     decisions = [d for d in engine.decisions.since() if d.hashes and d.namespace]
     counted = Counter(d.namespace for d in decisions)
     most = counted.most_common(1)

@@ -8,7 +8,7 @@ import { named } from "./objects.js";
 export const title = "Prefixes";
 export const intro = "Prefixes of the requests on record, joined where they are the same. A branch is a run of chunks that the same requests have. No text is kept, only hashes.";
 const DEEP = 2; // so far it is unfolded
-const LARGE = 12;
+const MOST = 10; // so many branches of one are shown at first
 
 export const load = ([namespace]) => ask("prefixes", { namespace });
 
@@ -32,12 +32,14 @@ function choice({ namespaces, namespace }) {
 
 function branch(found, root, parent, depth) {
   const all = root.get(parent);
-  return h("ul", {}, all.map((i) => {
+  const items = all.map((i) => {
     const line = row(found, found.nodes[i]);
     if (!root.get(i).length) return h("li", {}, line);
-    const small = all.length <= LARGE && root.get(i).length <= LARGE;
-    return h("li", {}, h("details", { open: depth < DEEP && small }, h("summary", {}, line), branch(found, root, i, depth + 1)));
-  }));
+    return h("li", {}, h("details", { open: depth < DEEP }, h("summary", {}, line), branch(found, root, i, depth + 1)));
+  });
+  if (items.length <= MOST + 2) return h("ul", {}, items);
+  const more = h("details", {}, h("summary", {}, h("div", { class: "node muted" }, `${items.length - MOST} more branches`)), h("ul", { class: "flat" }, items.slice(MOST)));
+  return h("ul", {}, items.slice(0, MOST), h("li", {}, more));
 }
 
 function row({ chunk_tokens }, node) {
@@ -45,7 +47,7 @@ function row({ chunk_tokens }, node) {
   const share = node.resident / node.chunks;
   const held = `${size(node.nbytes)}`;
   return h("div", { class: "node" },
-    h("span", {}, h("span", { text: node.chunks === 1 ? `chunk ${node.first}` : `chunks ${node.first} to ${end - 1}` }), " ",
+    h("span", {}, h("span", { text: node.chunks === 1 ? `chunk ${count(end)}` : `chunks ${count(node.first + 1)} to ${count(end)}` }), " ",
       h("code", { class: "muted", title: node.hash, text: node.hash.slice(0, 12) })),
     h("span", {}, bar(`${count(node.resident)} of ${plural(node.chunks, "chunk")} in host memory`, [[share, "c0"]]), h("span", { class: "small muted", text: held })),
     h("span", { text: `${count(end * chunk_tokens)}`, title: "from the front of the prompt to the end of this branch" }),

@@ -36,12 +36,12 @@ function question(id = "", again) {
 
 function listing({ requests, newest, oldest }) {
   const rows = [...requests].reverse().map((r) => [
-    r.id ? h("a", { href: address(r.id), class: "mono", title: r.id, text: brief(r.id, 28) }) : h("span", { class: "muted", text: "(no id)" }),
+    r.id ? h("a", { href: address(r.id), class: "mono", title: r.id, text: brief(r.id, 26) }) : h("span", { class: "muted", text: "(no id)" }),
     clock(r.at),
-    h("span", { text: [r.model, r.tenant, r.adapter].filter(Boolean).join(" · ") || r.namespace.slice(0, 8) }),
+    h("div", { class: "once" }, r.model || r.namespace.slice(0, 8), h("div", { class: "small muted", text: [r.tenant, r.adapter].filter(Boolean).join(" · ") })),
     count(r.tokens || r.chunks * r.chunk_tokens),
     h("div", {}, bar(`${count(there(r))} of ${plural(r.chunks, "chunk")} there`, [[r.first / Math.max(1, r.chunks), "c5"], [(there(r) - r.first) / Math.max(1, r.chunks), "c0"]]),
-      h("span", { class: "small muted", text: r.chunks ? `${count(there(r))} of ${count(r.chunks)} chunks` : "no whole chunk" })),
+      h("span", { class: "small muted once", text: r.chunks ? `${count(there(r))} of ${count(r.chunks)} chunks` : "no whole chunk" })),
     Object.entries(r.sources).map(([place, n]) => `${place} ${count(n)}`).join(", ") || "–",
     r.broke ? [r.broke.replaceAll("_", " "), r.blame && `(${r.blame})`].filter(Boolean).join(" ") : "–",
     duration(r.seconds), count(r.retrieved), count(r.stored),
@@ -61,14 +61,18 @@ function explanations({ explanations: all, more }) {
 function explanation(e, i, all) {
   const name = e.request || "a prompt";
   return part(all > 1 ? `${name}, lookup ${all - i} of ${all}` : name,
-    h("p", { class: "answer", text: e.broke ? e.broke.text : `All ${plural(e.chunks, "whole chunk")} of it were there.` }),
-    e.broke?.remedy ? h("p", {}, h("strong", { text: "What helps: " }), e.broke.remedy) : null,
+    h("p", { class: "answer" }, e.broke ? [h("strong", { text: e.chunks ? `Chunk ${count(e.broke.chunk + 1)} (tokens ${count(e.broke.begin)} to ${count(e.broke.end - 1)}) ` : "" }), prose(e.broke.text), "."]
+      : `All ${plural(e.chunks, "whole chunk")} of it were there.`),
+    e.broke?.remedy ? h("p", {}, h("strong", { text: "What helps: " }), prose(e.broke.remedy), ".") : null,
     chain(e), facts(e),
     e.broke?.events.length ? history(e.broke) : null,
     e.broke?.differences.length ? differences("In what the namespaces differ", e.broke.differences) : null,
     e.nearest ? nearest(e.nearest) : null,
     e.notes.length ? h("ul", { class: "steps muted small" }, e.notes.map((text) => h("li", { text }))) : null);
 }
+
+/** Text with its commands between backticks. */
+const prose = (text) => text.replace(/\.$/, "").split("`").map((part, i) => i % 2 ? h("code", { text: part }) : part);
 
 /** Chunk by chunk: what the engine held, what the cache had, where it broke, what had to be computed. */
 function chain({ chunks, found, broke }) {
@@ -80,7 +84,7 @@ function chain({ chunks, found, broke }) {
   if (chunks > 400) return h("div", {}, bar(said, [[found.held / chunks, "c5"], [found.chunks / chunks, "c0"]]), names);
   const kind = (at) => at < found.held ? "c5" : at < end ? "c0" : at === broke?.chunk ? "broke" : "";
   return h("div", {}, h("div", { class: "chain", role: "img", "aria-label": said },
-    Array.from({ length: chunks }, (_, at) => h("span", { class: kind(at), title: `chunk ${at}` }))), names);
+    Array.from({ length: chunks }, (_, at) => h("span", { class: kind(at), title: `chunk ${at + 1}` }))), names);
 }
 
 function facts(e) {
@@ -99,8 +103,8 @@ function facts(e) {
 }
 
 function history(broke) {
-  return h("div", {}, h("h3", { text: `What is on record of chunk ${broke.chunk}` }),
-    table(`Chunk ${broke.chunk}`, [["When", ""], ["Place", ""], ["What", ""], ["Why", ""]],
+  return h("div", {}, h("h3", { text: `What is on record of chunk ${count(broke.chunk + 1)}` }),
+    table(`Chunk ${broke.chunk + 1}`, [["When", ""], ["Place", ""], ["What", ""], ["Why", ""]],
       broke.events.map((event) => [clock(event.at), event.place, event.what.replaceAll("_", " "), event.reason.replaceAll("_", " ")])));
 }
 

@@ -98,6 +98,7 @@ def test_beyond_this_machine_all_but_health_needs_the_token(serve: Any) -> None:
         assert client.get(path).status == 200
     for path in OPEN:
         assert client.get(path).status == 401, path
+    assert client.raw("GET", "/ui")[0] == 200  # it holds nothing: what it asks needs the token
     assert {path for _, path in protected(client)} >= set(OPEN)
 
 

@@ -60,6 +60,8 @@ def test_names_are_text_whatever_they_are(visit: Visit, played: Scene) -> None:
     page.get_by_role("link", name=played.requests["odd"][:20]).click()
     expect(page.locator("main h2").nth(0)).to_have_text(played.requests["odd"])
     assert page.locator("main img").count() == 0
+    page.goto(f"{played.url}/ui#/requests/100%")
+    expect(page.locator("main")).to_contain_text("no request '100%'")
 
 
 def test_prefixes_are_a_tree(visit: Visit) -> None:
@@ -136,16 +138,20 @@ def test_it_fits_a_telephone_and_changes_its_theme(visit: Visit, played: Scene) 
 
 
 def test_it_goes_on_when_the_server_does(visit: Visit, played: Scene) -> None:
-    page = visit("now", clock=True)
+    page, other = visit("now", clock=True), visit("plugins", clock=True)
     expect(page.locator(".tiles")).to_be_visible()
     played.server.kill()
     page.clock.run_for(6_000)
     expect(page.locator("main")).to_contain_text("The server does not answer")
     expect(page.locator("#health")).to_have_text("away")
+    other.get_by_role("link", name="Configuration").click()
+    expect(other.locator("main")).to_contain_text("The server does not answer")
     played.server.start()
     page.clock.run_for(6_000)
     expect(page.locator(".tiles")).to_be_visible()
     expect(page.locator("#health")).to_have_text("ok")
+    other.clock.run_for(4_000)
+    expect(other.locator("main")).to_contain_text("chunk_tokens")
 
 
 def test_nothing_runs_while_nobody_looks(visit: Visit) -> None:

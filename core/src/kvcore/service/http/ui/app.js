@@ -14,13 +14,24 @@ import * as requests from "./requests.js";
 const VIEWS = { now, history, requests, prefixes, objects, plugins, config };
 const $ = (id) => document.getElementById(id);
 const main = $("main");
+const AWAY_S = 3; // so often a server that does not answer is asked again
+const GREET_S = 5;
 let turn = 0;
 let timer;
+let greeting;
 
 /** The view of the address, `#/prefixes/a/b`, and its words. */
 function wanted() {
-  const [name, ...words] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  const [name, ...words] = location.hash.replace(/^#\/?/, "").split("/").map(plain);
   return [name in VIEWS ? name : "now", words];
+}
+
+function plain(word) {
+  try {
+    return decodeURIComponent(word);
+  } catch { // somebody has typed a `%`
+    return word;
+  }
 }
 
 /** Show the view of the address; again, as often as it wants. */
@@ -35,7 +46,7 @@ async function show(moved) {
     morph($("nav"), h("nav", {}, links(name)));
     main.replaceChildren(h("h1", { text: view.title }), h("p", { class: "muted", text: "…" }));
   }
-  let found;
+  let found, every = view.every;
   try {
     const data = await view.load(words);
     if (mine !== turn) return;
@@ -45,6 +56,7 @@ async function show(moved) {
     if (mine !== turn) return;
     if (!(error instanceof Refused)) throw error;
     found = refused(error);
+    every ||= error.status === 0 ? AWAY_S : 0;
     state(error.message);
   }
   const intro = view.intro ? h("p", { class: "intro", text: view.intro }) : null;
@@ -52,7 +64,7 @@ async function show(moved) {
   if (moved || !view.every) main.replaceChildren(...fresh.childNodes);
   else morph(main, fresh);
   main.dataset.view = name;
-  if (view.every && !document.hidden) timer = setTimeout(show, view.every * 1000);
+  if (every && !document.hidden) timer = setTimeout(again, every * 1000);
 }
 
 const again = () => show(false);
@@ -73,6 +85,7 @@ function refused(error) {
 
 /** Who it is and how it is, in the header; on its own, as it is there in every view. */
 async function greet() {
+  clearTimeout(greeting);
   try {
     const [status, health] = await Promise.all([ask("status"), ask("healthz")]);
     $("who").textContent = `${status.version} · ${status.address || `process ${status.pid}`}`;
@@ -81,9 +94,9 @@ async function greet() {
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
     $("health").replaceChildren(badge(error.locked ? "locked" : "away", error.locked ? "warn" : "bad"));
-    if (error.status === 0) setTimeout(() => show(false), 3000);
   }
-  if (!document.hidden) setTimeout(greet, 5000);
+  clearTimeout(greeting);
+  if (!document.hidden) greeting = setTimeout(greet, GREET_S * 1000);
 }
 
 function tokens() {
@@ -97,6 +110,7 @@ $("token").addEventListener("submit", (event) => {
   token.set($("token-field").value.trim());
   $("token-field").value = "";
   tokens();
+  greet();
   show(true);
 });
 $("token-forget").addEventListener("click", () => {

@@ -188,7 +188,8 @@ def test_config_check(tmp_path, capsys):
     assert out.splitlines() == [
         f"{bad}:1:12: l1.size: 8 is not a size: write a number and a unit, such as 8GiB or 500MB",
         f"{bad}:2:1: kees: no such option, given 'tokens'; allowed: chunk_tokens, hooks, inspect, keys, l1, l2, "
-        "lookup_timeout, metrics_port, min_object_size, plugins, salt, server, tenants; did you mean 'keys'?",
+        "log_level, lookup_timeout, metrics_port, min_object_size, plugins, salt, server, tenants; did you mean "
+        "'keys'?",
         f"{bad}: 2 faults",
     ]
     assert err == ""

@@ -1,5 +1,7 @@
 """SGLang's HiCache over every configuration file, see `drive.py`. One engine takes them one after the other."""
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,3 +29,5 @@ def opened(models: Path) -> Iterator[tuple[Any, dict[str, drive.Serve]]]:
 
 if __name__ == "__main__":  # SGLang's ranks import this file again
     drive.main("sglang", opened)
+    sys.stdout.flush()
+    os._exit(0)  # an orderly end frees all that it has imported, piece by piece, which takes seconds

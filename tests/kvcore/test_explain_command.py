@@ -5,6 +5,8 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ import pytest
 from kvcore.cli import asking, main, prompts
 from kvcore.cli.prompts import Tokenizer
 from kvcore.explain.models import DiffModel, Explanations
+from kvcore.service import open_engine
 from kvcore.service.inspect.client import caches
+from kvcore.testing import chunks
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "explain.md").read_text()
 SHOWN = re.findall(r"^```console\n(.*?)^```$", PAGE, re.S | re.M)
@@ -144,6 +148,24 @@ def test_what_is_wrong_is_said(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert text in said(capsys, *words, status=1)
+
+
+def test_words_of_others_do_not_reach_the_terminal_raw(
+    place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVCORE_RUN_DIR", str(tmp_path / "run"))
+    evil = "\x1b[2J\r\n\x9b31m\u202ex"
+    with closing(open_engine(str(place / "kvcore.yaml"), name="evil")) as engine:
+        space = engine.register(replace(chunks.spec(), model=evil))
+        for request in ("A" * 1000, f"0{evil}", f"1{evil}"):
+            explain_demo.serve(engine, space, request, list(range(100)))
+        for words in (["explain"], ["explain", "last"], ["explain", "0"], ["explain", "1"], ["diff", "0\x1b", "1\x1b"]):
+            out = said(capsys, *words)
+            assert not [line for line in out.split("\n") if not line.isprintable()], words
+            assert "?[2J???31m?x" in out, words
+            assert max(map(len, out.split("\n"))) < 500, words
+            assert said(capsys, *words, "--json").isascii(), words
+        assert "?[2J" in said(capsys, "explain", "--prompt", "x", "--model", evil, status=1)
 
 
 def test_a_tokenizer_without_transformers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from kvcore.api.errors import ConfigError
 from kvcore.cli import asking, prompts
 from kvcore.cli.explain import lines
+from kvcore.cli.output import print_json
 
 if TYPE_CHECKING:
     from kvcore.explain.models import DiffModel
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     needs_cache = None in prompt.values() or args.chunk_tokens is None
     found = (_asked(args, prompt) if needs_cache else None) or _apart(args, prompt)
     if args.json:
-        print(found.model_dump_json(indent=2))
+        print_json(found.model_dump(mode="json"))
     else:
         lines(diff(found, prompts.Tokenizer(args.model).decode if args.model else None))
     return 0

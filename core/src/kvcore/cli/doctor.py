@@ -11,7 +11,7 @@ from kvcore.api.errors import KVCoreError, PluginError
 from kvcore.cli import interrupted, machine, sanity, server, tiers
 from kvcore.cli.child import call
 from kvcore.cli.config import add_set, flags
-from kvcore.cli.output import COLOURS, paint, print_json, track
+from kvcore.cli.output import COLOURS, LINES, paint, print_json, printable, track
 from kvcore.cli.versions import versions
 from kvcore.config import load_config
 from kvcore.plugins import Registry, registry_from_env
@@ -82,9 +82,10 @@ def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
 
 def _print(finding: Finding) -> None:
     colour = finding.level if finding.level in COLOURS else "note"  # an engine plugin may have made it
-    print(f"{paint(f'{finding.level:<7}', colour)} {finding.subject}: {finding.text}", flush=True)
+    text = printable(f"{finding.subject}: {finding.text}", LINES)
+    print(f"{paint(f'{finding.level:<7}', colour)} {text}", flush=True)
     if finding.remedy:
-        print(f"        {paint('->', 'dim')} {finding.remedy}", flush=True)
+        print(f"        {paint('->', 'dim')} {printable(finding.remedy, LINES)}", flush=True)
 
 
 def _torch() -> Iterator[Finding]:

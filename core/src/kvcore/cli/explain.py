@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 from kvcore.api.errors import ConfigError
 from kvcore.cli import asking, prompts
-from kvcore.cli.output import paint, print_json, table
+from kvcore.cli.output import cut, paint, print_json, printable, table
 
 if TYPE_CHECKING:
     from kvcore.explain.models import Explanation
 
 LISTED = 20
+MAX_ID = 64
+"""Characters of an id in the list."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +77,7 @@ def _show(args: argparse.Namespace, answers: list[tuple[Any, Any]]) -> int:
         whole = Explanations(
             explanations=[e for _, said in found for e in said.explanations], more=[m for _, s in found for m in s.more]
         )
-        print(whole.model_dump_json(indent=2))
+        print_json(whole.model_dump(mode="json"))
         return 0
     decode = prompts.Tokenizer(args.model).decode if args.model else None
     for n, (_, said) in enumerate(found):
@@ -99,7 +101,7 @@ def _worth(said: "Explanation", request: str) -> tuple[bool, bool]:
 def lines(told: list[tuple[str, str]]) -> None:
     """What each line is about, and the line."""
     for about, text in told:
-        print(f"{paint(f'{about:<8}', 'bold')} {text}")
+        print(f"{paint(f'{about:<8}', 'bold')} {printable(text)}")
 
 
 def _list(args: argparse.Namespace, asked: list[Any]) -> int:
@@ -123,7 +125,7 @@ def _row(r: dict[str, Any]) -> list[str]:
     answer = r["first"] if r["answer"] is None else r["answer"]
     ended = r["broke"] or ("shorter than a chunk" if not r["chunks"] else "-")
     counts = (r["tokens"], r["chunks"], r["first"], answer - r["first"])
-    return [str(r["at"])[11:19], r["id"] or "-", *map(str, counts), ended, r["cache"]]
+    return [str(r["at"])[11:19], cut(r["id"], MAX_ID) or "-", *map(str, counts), ended, r["cache"]]
 
 
 def _last(asked: list[Any]) -> str:

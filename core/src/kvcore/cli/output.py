@@ -10,6 +10,8 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+LINES = "\n\t"
+"""What a text of several lines may have in it."""
 COLOURS = {"ok": "32", "note": "36", "warning": "33", "error": "31", "dim": "2", "bold": "1"}
 
 
@@ -18,10 +20,22 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, default=str))
 
 
+def printable(text: str, keep: str = "") -> str:
+    """Words of others, such as the id of a request, for a terminal: what would move its cursor, colour it or turn the
+    direction of its writing is a `?`, but for what is in `keep`."""
+    return text if text.isprintable() else "".join(c if c.isprintable() or c in keep else "?" for c in text)
+
+
+def cut(text: str, width: int) -> str:
+    """The same in at most so many characters."""
+    shown = printable(text)
+    return shown if len(shown) <= width else f"{shown[: max(0, width - 3)]}..."
+
+
 def error(text: str) -> None:
     """An error on stderr: `kvcore: ...`. Lost when stderr takes nothing: there is no third place to say it."""
     with suppress(OSError):
-        print(f"{paint('kvcore:', 'error', sys.stderr)} {text}", file=sys.stderr, flush=True)
+        print(f"{paint('kvcore:', 'error', sys.stderr)} {printable(text, LINES)}", file=sys.stderr, flush=True)
 
 
 def os_error(cause: OSError) -> int:
@@ -60,6 +74,7 @@ def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Aligned columns; on a terminal with rich, the last column wraps."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     if sys.stdout.isatty() and _rich():
         from rich import box
         from rich.console import Console

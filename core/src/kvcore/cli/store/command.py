@@ -11,7 +11,7 @@ from kvcore.api.keys import NAMESPACE_BYTES
 from kvcore.api.units import parse_duration
 from kvcore.cli import running
 from kvcore.cli.config import add_set, flags
-from kvcore.cli.output import error, paint, print_json
+from kvcore.cli.output import LINES, error, paint, print_json, printable
 from kvcore.cli.store.copying import copy
 from kvcore.cli.store.listing import ls, show_stat, stat
 from kvcore.cli.store.opened import Source, VolatileError, chosen, opened, read_config
@@ -130,7 +130,7 @@ async def _remove(args: argparse.Namespace, source: Source) -> dict[str, Any]:
 
 def note(text: str) -> None:
     """What is no error, on stderr."""
-    print(f"{paint('note:', 'note', sys.stderr)} {text}", file=sys.stderr)
+    print(f"{paint('note:', 'note', sys.stderr)} {printable(text, LINES)}", file=sys.stderr)
 
 
 def _namespace(text: str) -> bytes:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from kvcore import __version__
 from kvcore.api.units import format_size
+from kvcore.cli.output import cut
 from kvcore.cli.top.sample import Figures, Sample, Watch
 
 BAR = 20
@@ -186,12 +187,6 @@ def screen(parts: Sequence[Sequence[Text]], width: int, height: int) -> list[Tex
             Text(f"... {len(lines) - height + 1} more lines: a taller terminal shows them", "dim"),
         ]
     return [Text(cut(line.text, width), line.colour) for line in lines]
-
-
-def cut(text: str, width: int) -> str:
-    """At most so many characters, none of which moves a terminal's cursor."""
-    shown = "".join(c if c.isprintable() else "?" for c in text)
-    return shown if len(shown) <= width else f"{shown[: max(0, width - 3)]}..."
 
 
 def bar(part: float, whole: float) -> str:

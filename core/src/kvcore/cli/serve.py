@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve. Prints one line when it is ready; 0 when it was asked to end."""
     from kvcore.config import InvalidConfigError, load_config
+    from kvcore.config.http import http_faults
     from kvcore.config.scripts import script_faults
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # two for each engine, beside those of the tiers
@@ -51,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
         given["server.http.listen"] = args.http
     try:
         config = load_config(args.config, flags=given, registry=registry)
+        if config.server is not None and (faults := http_faults(config.server.http, config.sources)):
+            raise InvalidConfigError(faults)
     except InvalidConfigError as error:
         raise InvalidConfigError(
             [_as_typed(f) for f in error.faults] if args.http is not None else error.faults

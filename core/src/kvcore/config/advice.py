@@ -6,6 +6,7 @@ from typing import Any
 
 from kvcore.api.errors import KVCoreError
 from kvcore.api.storage import can_list
+from kvcore.config.http import http_faults
 from kvcore.config.model import CANNOT_LIST, OWN_CAPACITY, Config
 from kvcore.config.scripts import TOLD
 from kvcore.config.tenants import listed_for
@@ -59,6 +60,8 @@ def notes_on(config: Config) -> list[str]:
     written = config.sources
     if config.plugins.run and config.server is None:
         notes.append(str(Fault(str(written["plugins.run[0].path"]), "plugins.run", NOT_SERVED)))
+    if config.server is not None:
+        notes += [f"{fault}; `kvcore serve` refuses it so" for fault in http_faults(config.server.http, written)]
     for i, script in enumerate(config.plugins.run):
         for name in (name for name in TOLD if name in script.env):
             path = f"plugins.run[{i}].env.{name}"

@@ -2,12 +2,14 @@
 
 import ipaddress
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BeforeValidator, Field, PlainSerializer, SecretStr, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, SecretStr, WithJsonSchema
 
 from kvcore.api.config import PluginConfig
 from kvcore.api.units import brief
+from kvcore.config.tree import DEFAULT, Fault, Source
 
 _ALLOWED = "write an IP address and a port, such as 127.0.0.1:7601 or [::1]:7601; port 0 is any free one"
 
@@ -61,12 +63,6 @@ class HttpConfig(PluginConfig):
     hosts: tuple[str, ...] = ()
     """Names of this machine that requests may use for it, beside `localhost` and IP addresses."""
 
-    @model_validator(mode="after")
-    def _protected(self) -> "HttpConfig":
-        if not self.listen.loopback and self.token is None:
-            raise ValueError(f"{self.listen} can be reached from elsewhere: set a `token`, or listen on 127.0.0.1")
-        return self
-
 
 def _http(value: Any) -> Any:
     return {"listen": value} if isinstance(value, str) else value
@@ -74,3 +70,12 @@ def _http(value: Any) -> Any:
 
 Http = Annotated[HttpConfig | None, BeforeValidator(_http)]
 """As a field: a mapping, or only the address."""
+
+
+def http_faults(http: HttpConfig | None, sources: Mapping[str, Source]) -> list[Fault]:
+    """What must not be served as it is. For who serves it: an engine reads the same file, and needs no token."""
+    if http is None or http.listen.loopback or http.token is not None:
+        return []
+    place = sources.get("server.http.listen") or sources.get("server.http", DEFAULT)
+    text = f"{http.listen} can be reached from elsewhere: set a `token`, or listen on 127.0.0.1"
+    return [Fault(str(place), "server.http", text)]

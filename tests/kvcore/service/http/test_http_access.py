@@ -16,6 +16,7 @@ from kvcore.api import ConfigError
 from kvcore.cli import main
 from kvcore.config import HttpConfig, load_config
 from kvcore.plugins import Registry
+from kvcore.service import open_engine
 from kvcore.service.http import runner
 
 PROTECTED = [
@@ -105,8 +106,6 @@ def test_beyond_this_machine_all_but_health_needs_the_token(serve: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"listen": "0.0.0.0:7601"}, "can be reached from elsewhere: set a `token`"),
-        ({"listen": "[::]:7601"}, "can be reached from elsewhere"),
         ({"listen": "127.0.0.1"}, "is no address for HTTP: write an IP address and a port"),
         ({"listen": "cache.example:80"}, "is no address for HTTP"),
         ({"listen": "127.0.0.1:70000"}, "is no address for HTTP"),
@@ -260,9 +259,21 @@ def test_its_configuration_in_short_and_in_long_with_the_token_from_the_environm
     assert config.server.http.token is not None
     assert config.server.http.token.get_secret_value() == TOKEN
     assert TOKEN not in str(config.rows())
-    flags = {"server.http.listen": "0.0.0.0:1"}
-    with pytest.raises(ConfigError, match=r"server\.http: 0\.0\.0\.0:1 can be reached from elsewhere: set a `token`"):
-        load_config(path, env={}, flags=flags, registry=Registry())
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7601", "'[::]:7601'"])
+def test_only_the_server_needs_the_token_to_be_reached_from_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], listen: str
+) -> None:
+    path = tmp_path / "kvcore.yaml"
+    path.write_text(f"l2: []\nserver: {{url: unix://{tmp_path}/x.sock, http: {listen}}}\n")
+    text = f"{path}:2:"
+    open_engine(str(path)).close()
+    for command, status in ((["serve", "--config"], 1), (["config", "check"], 0)):
+        assert main([*command, str(path)]) == status
+        out, err = capsys.readouterr()
+        assert f"server.http: {listen.strip(chr(39))} can be reached from elsewhere: set a `token`" in out + err
+        assert text in out + err
 
 
 def test_a_flag_that_is_wrong_is_named_as_it_was_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from kvcore.api import Failed, Loaded, Missing, ObjectKey
 from kvcore.engine import Asked, CacheEngine, LocalStore, Space, salt_word
 from kvcore.observe import Decision, Decisions, Journal
-from kvcore.observe.decisions import MAX_HASHES
+from kvcore.observe.decisions import MAX_HASHES, MAX_WORD
 from kvcore.testing.chunks import CHUNKS, hashes, publish, put, spec
 from kvcore.testing.fault_config import Faults
 
@@ -70,6 +70,15 @@ def test_a_request_is_found_by_the_id_that_its_user_knows() -> None:
     assert decisions.of("7f") == decisions.of("") == []
     assert decisions.latest("chatcmpl-7f3a-0c1d2e3f") is again
     assert decisions.latest("") is None
+
+
+def test_an_id_is_kept_up_to_so_many_characters_and_found_by_all_of_it() -> None:
+    decisions = Decisions(10)
+    for request, kept in (("x" * 100_000, "x" * MAX_WORD), ("r\ud800\u00e9", "r?\u00e9"), (7, "7")):
+        decision = noted(decisions, request, adapter=request)  # type: ignore[arg-type]
+        assert (decision.asked.id, decision.asked.adapter) == (kept, kept)
+        assert decisions.latest(request) is decision  # type: ignore[arg-type]
+        assert decisions.of(request) == [decision]  # type: ignore[arg-type]
 
 
 def test_token_ids_are_kept_only_where_that_is_wanted() -> None:

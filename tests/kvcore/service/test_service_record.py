@@ -11,7 +11,8 @@ from served import CONFIG, SOON_S, blocks, connected, contents, hashes, put, spe
 
 from kvcore.engine import Asked, Space
 from kvcore.observe import Decision
-from kvcore.service import open_engine, wire
+from kvcore.observe.decisions import MAX_WORD
+from kvcore.service import open_engine
 from kvcore.service.inspect import ask, caches
 from kvcore.service.several import SeveralEngine
 from kvcore.testing.servers.kvcore import KVCoreServer
@@ -102,7 +103,7 @@ def test_whatever_an_engine_says_of_a_request_its_connection_lives(server: KVCor
         engine.publish(engine.reserve(space, hashes(1, 100), 0, 1, blocks(space, 1), about.id).id)
     assert contents(engine, space, hashes(4)) == [1, 2, 3, 4]
     assert engine.descriptor()["token"] == token
-    assert [len(request["id"]) for request in told("x" * wire.MAX_WORD)] == [wire.MAX_WORD]
+    assert [len(request["id"]) for request in told("x" * MAX_WORD)] == [MAX_WORD]
     engine.close()
 
 

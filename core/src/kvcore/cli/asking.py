@@ -50,4 +50,4 @@ def first_answers(asked: Sequence[Cache], path: str, body: Any = None) -> list[t
 
 def query(path: str, **values: str) -> str:
     """A path with these values behind it."""
-    return f"{path}?{urlencode(values)}"
+    return f"{path}?{urlencode(values, errors='replace')}"

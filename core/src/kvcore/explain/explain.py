@@ -26,7 +26,7 @@ from kvcore.explain.models import (
     SavedModel,
 )
 from kvcore.explain.nearest import Nearest, nearest, parting, shifted
-from kvcore.observe.decisions import Asked, Decision
+from kvcore.observe.decisions import Asked, Decision, kept_word
 
 
 class NotOnRecord(ConfigError):
@@ -45,7 +45,7 @@ def explain_request(engine: Any, request: str, name: str = "") -> Explanations:
     Engines add to the ids that their users see. Raises `NotOnRecord` when there is none.
     """
     cache = Cache(engine, name)
-    records = cache.records()
+    request, records = kept_word(request), cache.records()
     found = [d for d in records if d.asked.id == request]
     more: list[str] = []
     if not found and request:

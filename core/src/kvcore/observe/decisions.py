@@ -11,12 +11,15 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 MAX_HASHES = 131_072
 """So many chunk hashes are kept in all, some 10 MB of them, whatever the number of requests."""
+
+MAX_WORD = 256
+"""Characters that are kept of a request's id and of its adapter's name: clients choose them."""
 
 
 class Asked(NamedTuple):
@@ -46,6 +49,12 @@ _NONE: Mapping[str, int] = MappingProxyType({})
 def salt_word(salt: str) -> str:
     """What is kept of a salt: eight letters that tell two of them apart; nothing of none."""
     return hashlib.sha256(b"kvcore.salt\0" + salt.encode(errors="surrogatepass")).hexdigest()[:8] if salt else ""
+
+
+def kept_word(text: Any, most: int = MAX_WORD) -> str:
+    """What is kept of a name: so many characters at most, which can be written as UTF-8."""
+    kept: str = text if type(text) is str and len(text) <= most else str(text)[:most]
+    return kept if kept.isascii() else kept.encode(errors="replace").decode()
 
 
 class Answer(NamedTuple):
@@ -165,8 +174,10 @@ class Decisions:
             return None
         if asked is None:
             asked = NOBODY
-        elif asked.ids is not None and not self.tokens:
-            asked = Asked._make((asked[0], asked[1], None, asked[3], asked[4], asked[5]))
+        else:
+            name, ids, adapter = kept_word(asked[0]), asked[2] if self.tokens else None, kept_word(asked[3])
+            if name is not asked[0] or ids is not asked[2] or adapter is not asked[3]:
+                asked = Asked._make((name, asked[1], ids, adapter, asked[4], asked[5]))
         kept, latest = self._kept, self._latest
         with self._lock:
             self.last = seq = self.last + 1
@@ -183,7 +194,7 @@ class Decisions:
 
     def latest(self, request_id: str) -> Decision | None:
         """The latest lookup of a request."""
-        return self._latest.get(request_id) if request_id else None
+        return self._latest.get(kept_word(request_id)) if request_id else None
 
     def of(self, request_id: str) -> list[Decision]:
         """All lookups of a request that are kept, the latest first.
@@ -193,7 +204,7 @@ class Decisions:
         """
         if not request_id:
             return []
-        kept = self.since()[::-1]
+        request_id, kept = kept_word(request_id), self.since()[::-1]
         exact = [d for d in kept if d.asked.id == request_id]
         return exact or [d for d in kept if f"-{request_id}-" in f"-{d.asked.id}-"]
 

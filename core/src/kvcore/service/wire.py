@@ -19,6 +19,7 @@ from kvcore.api.keys import MAX_HASH_BYTES, MIN_HASH_BYTES
 from kvcore.engine import Asked, ModelSpec
 from kvcore.engine.attach import LENGTH, PROTOCOL, Attach, Attached, Refused
 from kvcore.engine.space import MAX_GROUPS
+from kvcore.observe.decisions import kept_word
 
 __all__ = ["LENGTH", "PROTOCOL", "Attach", "Attached", "Refused"]
 
@@ -462,8 +463,7 @@ def asked_of(who: Who) -> Asked:
 
 def word(text: Any) -> str:
     """Text that may be sent as a `Word`."""
-    shown = str(text)[:MAX_WORD]
-    return shown if shown.isascii() else shown.encode(errors="replace").decode()
+    return kept_word(text, MAX_WORD)
 
 
 def most_hashes(groups: int) -> int:

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -129,7 +130,7 @@ def test_what_cannot_be_asked_is_refused_with_what_can(engine: CacheEngine) -> N
 def test_whoever_sends_nonsense_or_nothing_is_let_go_and_others_are_answered(
     engine: CacheEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(door, "ANSWER_S", 0.2)
+    monkeypatch.setattr(door, "ASK_S", 0.2)
     cache = only()
     for sent in (
         b"",
@@ -138,6 +139,8 @@ def test_whoever_sends_nonsense_or_nothing_is_let_go_and_others_are_answered(
         b"\x00\xff" * 100,
         b"GET /status HTTP/9.9\r\n\r\n",
         b"POST /status HTTP/1.1\r\n\r\n",
+        b"POST /explain HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        b"GET http://[ HTTP/1.1\r\n\r\n",
     ):
         with socket.socket(socket.AF_UNIX) as asking:
             asking.connect(cache.path)
@@ -151,6 +154,41 @@ def test_whoever_sends_nonsense_or_nothing_is_let_go_and_others_are_answered(
     asking.close()  # before the answer
     assert ask(cache, "/status")["kind"] == "engine"
     assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize(
+    "head", [b"GET /status HTTP/1.1\r\nX: ", b"POST /diff HTTP/1.1\r\nContent-Length: 60000\r\n\r\n"]
+)
+def test_who_asks_byte_by_byte_is_let_go_in_time(
+    engine: CacheEngine, monkeypatch: pytest.MonkeyPatch, head: bytes
+) -> None:
+    monkeypatch.setattr(door, "ASK_S", 0.5)
+    cache = only()
+    with socket.socket(socket.AF_UNIX) as slow:
+        slow.connect(cache.path)
+        slow.sendall(head)
+        begun = time.monotonic()
+        slow.settimeout(0.05)
+        while True:
+            try:
+                slow.sendall(b"x")
+                if not slow.recv(4096):
+                    break
+            except TimeoutError:
+                assert time.monotonic() - begun < PATIENCE_S, "it is still listened to"
+            except OSError:
+                break
+    assert ask(cache, "/status")["kind"] == "engine"
+
+
+def test_one_request_that_cannot_be_told_takes_no_other_with_it(engine: CacheEngine) -> None:
+    space = engine.register(spec())
+    engine.release(engine.lookup(space, hashes(), 0, Asked("req\ud800", adapter="\udfff" * 1000)))
+    engine.release(engine.lookup(space, hashes(), 0, Asked("x" * 1000)))
+    engine.release(engine.lookup(space, hashes(), 0, Asked("good")))
+    told = ask(only(), "/requests")["requests"]
+    assert [(r["id"], r["adapter"]) for r in told] == [("req?", "?" * 256), ("x" * 256, ""), ("good", "")]
+    assert ask(only(), f"/explain?request={'x' * 400}")["explanations"][0]["request"] == "x" * 256
 
 
 def test_the_folder_is_the_users_alone(engine: CacheEngine, run: Path) -> None:

@@ -19,8 +19,10 @@ from kvcore.observe import logger
 from kvcore.service.inspect import folder
 from kvcore.service.inspect.subject import Subject
 
-ANSWER_S = 10.0
-"""A client says what it wants, and takes the answer, within so long."""
+ASK_S = 5.0
+"""A client says all that it wants within so long: nobody else is answered meanwhile."""
+TAKE_S = 10.0
+"""It takes the answer within so long."""
 _MAX_NAME = 40
 _CREDENTIALS = struct.Struct("3i")
 
@@ -95,9 +97,8 @@ class Door:
 def _answer(asking: socket.socket, subject: Subject) -> None:
     from kvcore.service.inspect.answer import answer  # at the first question: most caches are never asked
 
-    asking.settimeout(ANSWER_S)
     try:
-        answer(asking, subject)
+        answer(asking, subject, ASK_S, TAKE_S)
     except OSError:  # who asked is gone
         pass
     except Exception:

@@ -18,6 +18,7 @@ from kvcore.config import HttpConfig, load_config
 from kvcore.plugins import Registry
 from kvcore.service import open_engine
 from kvcore.service.http import runner
+from kvcore.testing.chunks import hashes, spec
 
 PROTECTED = [
     ("GET", "/namespaces", None),
@@ -205,6 +206,22 @@ def test_bodies_are_bounded_and_typed(serve: Any) -> None:
     status, body, _ = client.raw("POST", "/clear", "all=true", {"Content-Type": "application/x-www-form-urlencoded"})
     assert (status, json.loads(body)["type"]) == (415, "urn:kvcore:not-json")
     assert client.get("/healthz").status == 200
+
+
+def test_long_prompts_are_explained_for_who_has_the_token(serve: Any) -> None:
+    engine, client = serve()
+    space = engine.register(spec())
+    named = [h.hex() for h in hashes(2000)]
+    assert client.post("/explain", {"hashes": named, "namespace": space.namespace.hex()}).status == 200
+    tokens = list(range(50_000))
+    answer = client.post("/diff", {"a": {"tokens": tokens}, "b": {"tokens": tokens}})
+    assert "how " in answer.body["detail"], "it was read: nobody here can hash the tokens of this engine"
+    kinds = {"Content-Type": "application/json"}
+    assert client.raw("POST", "/explain", iter([b" " * (1 << 20)] * 17), kinds)[0] == 413
+    client.token = None
+    with socket.create_connection(("127.0.0.1", client.server.port), timeout=60) as asking:
+        asking.sendall(b"POST /explain HTTP/1.1\r\nHost: localhost\r\nContent-Length: 16000000\r\n\r\n")
+        assert asking.recv(100).startswith(b"HTTP/1.1 401 "), "its body is not waited for"
 
 
 def test_garbage_is_refused_and_harms_nobody(serve: Any) -> None:

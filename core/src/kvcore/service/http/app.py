@@ -21,7 +21,7 @@ from kvcore.explain.models import Comparison, DiffModel, Explanations, Question
 from kvcore.l2 import Threads, Tier
 from kvcore.service.http import models as m
 from kvcore.service.http.clearing import clear, spaces_of
-from kvcore.service.http.guard import Guard
+from kvcore.service.http.guard import MAX_PROMPT_BYTES, Guard
 from kvcore.service.http.health import Health, Post
 from kvcore.service.http.listing import SLICE, Listings, Row, Turns, on, resident, stored
 from kvcore.service.http.openapi import document
@@ -304,11 +304,11 @@ def endpoints(api: Api) -> list[Endpoint]:
         ),
         Endpoint(
             "POST", "/explain", "What a lookup of a prompt would find now, and why no more",
-            api.explain_prompt, Explanations, "token", body=Question,
+            api.explain_prompt, Explanations, "token", body=Question, most_bytes=MAX_PROMPT_BYTES,
         ),
         Endpoint(
             "POST", "/diff", "How much two prompts have in common",
-            api.diff, DiffModel, "token", body=Comparison, problems=(404,),
+            api.diff, DiffModel, "token", body=Comparison, problems=(404,), most_bytes=MAX_PROMPT_BYTES,
         ),
         Endpoint("GET", "/plugins", "What is installed", api.plugins, m.PluginsModel),
         Endpoint(

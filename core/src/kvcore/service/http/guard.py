@@ -12,6 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvcore.service.http.problems import Problem
 
 MAX_BODY_BYTES = 64 << 10
+MAX_PROMPT_BYTES = 16 << 20
+"""Of a body that holds prompts, as over the socket: two million token ids."""
 REQUEST_S = 75.0
 """No request lasts longer, whatever its client or a storage does."""
 HEALTH_PATHS = ("/healthz", "/readyz")
@@ -94,8 +96,8 @@ def authorize(request: Request, token: str | None) -> None:
         raise Problem(401, "token-wrong", "the token is not that of `server.http.token`", headers=challenge)
 
 
-async def body(request: Request) -> bytes:
-    """The body of a request, within bounds. Raises `Problem`."""
+async def body(request: Request, most: int) -> bytes:
+    """The body of a request, of at most so many bytes. Raises `Problem`."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Problem(
@@ -104,8 +106,8 @@ async def body(request: Request) -> bytes:
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
-        if len(data) > MAX_BODY_BYTES:
-            text = f"a body has at most {MAX_BODY_BYTES} bytes"
+        if len(data) > most:
+            text = f"a body has at most {most} bytes"
             raise Problem(413, "too-large", text, headers={"Connection": "close"})
     return bytes(data)
 

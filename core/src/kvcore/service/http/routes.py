@@ -14,7 +14,7 @@ from starlette.routing import Route
 from kvcore.api import KVCoreError
 from kvcore.l2.threads import DeadlineExceeded
 from kvcore.observe import logger
-from kvcore.service.http.guard import authorize, body
+from kvcore.service.http.guard import MAX_BODY_BYTES, authorize, body
 from kvcore.service.http.problems import FaultModel, Problem
 
 Access = Literal["health", "open", "token"]
@@ -39,6 +39,7 @@ class Endpoint:
         handler: answers with an `answer`, or with a response of its own.
         answer: the model, or the media type of what is no JSON.
         problems: statuses of its own problems.
+        most_bytes: of a body. The token, where one is needed, is asked for before it is read.
     """
 
     method: str
@@ -51,6 +52,7 @@ class Endpoint:
     body: type[BaseModel] | None = None
     status: int = 200
     problems: tuple[int, ...] = ()
+    most_bytes: int = MAX_BODY_BYTES
 
     @property
     def path(self) -> str:
@@ -72,7 +74,7 @@ def route(endpoint: Endpoint, token: str | None, loopback: bool) -> Route:
             if protected:
                 authorize(request, token)
             query = _query(endpoint.query, request) if endpoint.query else None
-            given = _parse(endpoint.body, await body(request)) if endpoint.body else None
+            given = _parse(endpoint.body, await body(request, endpoint.most_bytes)) if endpoint.body else None
             found = await endpoint.handler(Call(request.path_params, query, given))
         except Problem as problem:
             return problem.response()

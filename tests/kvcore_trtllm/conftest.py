@@ -59,7 +59,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 @pytest.fixture
 def server() -> Iterator[KVCoreServer]:
     folder = Path(tempfile.mkdtemp(prefix="kvt"))  # a socket's path is short
-    made = KVCoreServer(folder, {**COMMON, "l2": [{"storage": {"plugin": "disk", "path": str(folder / "disk")}}]})
+    address = {"url": f"unix://{folder}/kvcore.sock", "timeout": "20s"}  # a busy machine is no server that hangs
+    l2 = [{"storage": {"plugin": "disk", "path": str(folder / "disk")}}]
+    made = KVCoreServer(folder, {**COMMON, "server": address, "l2": l2})
     made.start()
     yield made
     made.stop()

@@ -2,11 +2,15 @@
 
 import io
 import json
+import os
 import re
 import shlex
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +170,63 @@ def test_words_of_others_do_not_reach_the_terminal_raw(
             assert max(map(len, out.split("\n"))) < 500, words
             assert said(capsys, *words, "--json").isascii(), words
         assert "?[2J" in said(capsys, "explain", "--prompt", "x", "--model", evil, status=1)
+
+
+def test_a_cache_that_hangs_holds_up_nobody(
+    place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "LATE_S", 0.3)
+    with socket.socket(socket.AF_UNIX) as hangs:
+        path = Path(os.environ["KVCORE_RUN_DIR"]) / "hung-1.sock"
+        hangs.bind(str(path))
+        hangs.listen(8)
+        try:
+            for words in (["explain"], ["explain", "81"], ["record", str(tmp_path / "t"), "--past", "--seconds", "0"]):
+                assert main(words) == 0
+                told = capsys.readouterr()
+                assert "hung-1 has not answered for" in told.err, words
+                assert "left out" in told.err, words
+                assert "vllm" in told.out, words
+        finally:
+            path.unlink()
+
+
+@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize("body", [b"<html>hi</html>", b"{oops", b"[1]", b"\xff\xfe{", b"{}", b'{"requests": [7]}'])
+def test_what_is_no_kvcore_is_told_to_be_none(
+    body: bytes, status: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(status)
+            self.send_header("Content-Type", "text/html" if body[:1] == b"<" else "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        where = f"127.0.0.1:{server.server_port}"
+        record = ["record", str(tmp_path / "t"), "--seconds", "0"]
+        for words in (
+            ["explain"],
+            ["explain", "last"],
+            ["explain", "x"],
+            ["diff", "a", "b"],
+            ["top", "--once"],
+            record,
+        ):
+            assert main([*words, "--url", where]) == 1, words
+            told = capsys.readouterr()
+            assert where in told.err + told.out, words
+            assert status == 500 or re.search("is no kvcore|not understood", told.err + told.out), words
+        server.shutdown()
 
 
 def test_a_tokenizer_without_transformers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """`kvcore diff A B`: how much two prompts have in common, to the cache."""
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvcore.api.errors import ConfigError
@@ -61,13 +62,13 @@ def _asked(args: argparse.Namespace, prompt: "dict[str, list[int] | None]") -> "
         "model": prompts.Tokenizer(args.model).model if args.model else "",
     }
     try:
-        answers = asking.first_answers(asking.chosen(args), "/diff", body)
+        read = partial(DiffModel.model_validate, strict=False)
+        answers = asking.first_answers(asking.chosen(args), "/diff", body, read)
     except ConfigError:
         if needed or args.cache or args.url:
             raise
         return None
-    found = [DiffModel.model_validate(said, strict=False) for _, said in answers]
-    return max(found, key=lambda d: (d.chunks is not None, d.tokens is not None))
+    return max((said for _, said in answers), key=lambda d: (d.chunks is not None, d.tokens is not None))
 
 
 def _side(word: str, prompt: "dict[str, list[int] | None]") -> dict[str, object]:

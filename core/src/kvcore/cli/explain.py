@@ -1,6 +1,7 @@
 """`kvcore explain`: why a prompt was, or was not, found, and what that saved."""
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvcore.api.errors import ConfigError
@@ -51,20 +52,20 @@ def run(args: argparse.Namespace) -> int:
             "tenant": args.tenant,
             "adapter": args.adapter,
         }
-        return _show(args, asking.first_answers(asked, "/explain", body))
+        return _show(args, asked, "/explain", body)
     if args.request is None:
         return _list(args, asked)
     if args.request == "last":
         args.request = _last(asked)
-    return _show(args, asking.first_answers(asked, asking.query("/explain", request=args.request)))
+    return _show(args, asked, asking.query("/explain", request=args.request))
 
 
-def _show(args: argparse.Namespace, answers: list[tuple[Any, Any]]) -> int:
+def _show(args: argparse.Namespace, asked: list[Any], path: str, body: Any = None) -> int:
     """A request to a server is on record in its engine, too: only the best answer to a request is shown."""
     from kvcore.explain.models import Explanations
     from kvcore.explain.tell import explanation
 
-    found = [(cache, Explanations.model_validate(said, strict=False)) for cache, said in answers]
+    found = asking.first_answers(asked, path, body, partial(Explanations.model_validate, strict=False))
     found.sort(key=lambda entry: _worth(entry[1].explanations[0], args.request or ""))
     if args.request is not None and not args.all:
         found = found[:1]
@@ -106,8 +107,8 @@ def lines(told: list[tuple[str, str]]) -> None:
 
 def _list(args: argparse.Namespace, asked: list[Any]) -> int:
     rows: list[dict[str, Any]] = []
-    for cache, said in asking.first_answers(asked, f"/requests?limit={LISTED}"):
-        rows += [{"cache": cache.label, **r} for r in said["requests"]]
+    for cache, said in _recorded(asked, LISTED):
+        rows += [{"cache": cache.label, **r} for r in said]
     rows = sorted(rows, key=lambda r: str(r["at"]))[-LISTED:]
     if args.json:
         print_json({"requests": rows})
@@ -121,6 +122,17 @@ def _list(args: argparse.Namespace, asked: list[Any]) -> int:
     return 0
 
 
+def _recorded(asked: list[Any], limit: int) -> list[tuple[Any, list[dict[str, Any]]]]:
+    """The latest requests of each cache."""
+
+    def read(said: Any) -> list[dict[str, Any]]:
+        for r in said["requests"]:
+            _row({"cache": "", **r})  # one of another release may tell less
+        return list(said["requests"])
+
+    return asking.first_answers(asked, f"/requests?limit={limit}", read=read)
+
+
 def _row(r: dict[str, Any]) -> list[str]:
     answer = r["first"] if r["answer"] is None else r["answer"]
     ended = r["broke"] or ("shorter than a chunk" if not r["chunks"] else "-")
@@ -129,7 +141,7 @@ def _row(r: dict[str, Any]) -> list[str]:
 
 
 def _last(asked: list[Any]) -> str:
-    rows = [r for _, said in asking.first_answers(asked, "/requests?limit=50") for r in said["requests"] if r["id"]]
+    rows = [r for _, said in _recorded(asked, 50) for r in said if r["id"]]
     if not rows:
         raise ConfigError("no request is on record yet")
     return str(max(rows, key=lambda r: str(r["at"]))["id"])

@@ -146,7 +146,8 @@ class Followed:
         self.missed = 0
         self.gone = ""
         known = ask(cache, "/requests?limit=1")
-        self._since = max(0, known["oldest"] - 1) if past else known["newest"]
+        with asking.understood(cache):
+            self._since = int(max(0, known["oldest"] - 1) if past else known["newest"])
 
     def read(self) -> list[dict[str, Any]]:
         """What was asked since the last time."""
@@ -156,13 +157,14 @@ class Followed:
         while not self.gone:
             try:
                 page = ask(self.cache, f"/requests?hashes=1&limit={PAGE}&since={self._since}")
+                with asking.understood(self.cache):
+                    some = page["requests"]
+                    if some:
+                        self.missed += some[0]["seq"] - self._since - 1
+                        self._since = some[-1]["seq"]
             except KVCoreError as e:
                 self.gone = str(e)
                 break
-            some = page["requests"]
-            if some:
-                self.missed += some[0]["seq"] - self._since - 1
-                self._since = some[-1]["seq"]
             found += some
             if len(some) < PAGE:
                 break
@@ -172,14 +174,14 @@ class Followed:
 def entrances(caches: "Sequence[Cache]", *, all_of_them: bool) -> "list[tuple[Cache, str]]":
     """Where requests come in, and as what: not the server of engines that are asked themselves, or their requests would
     stand there twice."""
-    from kvcore.service.inspect import ask
 
-    status = [(cache, ask(cache, "/status")) for cache in caches]
-    engines = {address for _, s in status if s["kind"] == "client" for address in s["address"].split(", ")}
+    def read(said: Any) -> tuple[str, str]:
+        return str(said["kind"]), str(said["address"])
+
+    status = [(cache, *said) for cache, said in asking.first_answers(caches, "/status", read=read)]
+    engines = {one for _, kind, address in status if kind == "client" for one in address.split(", ")}
     return [
-        (cache, str(s["kind"]))
-        for cache, s in status
-        if all_of_them or s["kind"] != "server" or s["address"] not in engines
+        (cache, kind) for cache, kind, address in status if all_of_them or kind != "server" or address not in engines
     ]
 
 

@@ -94,7 +94,7 @@ def ask(cache: Cache, path: str, body: Any = None, *, timeout_s: float = ASK_S) 
     try:
         connection.request("GET" if data is None else "POST", path, data, headers)
         response = connection.getresponse()
-        text, kind = response.read().decode(), response.headers.get_content_type()
+        text, kind = response.read().decode(errors="replace"), response.headers.get_content_type()
     except TimeoutError as error:
         raise NoAnswer(f"{cache.label} has not answered for {timeout_s:g} s: see what its process is doing") from error
     except (OSError, http.client.HTTPException) as error:
@@ -104,11 +104,19 @@ def ask(cache: Cache, path: str, body: Any = None, *, timeout_s: float = ASK_S) 
         connection.close()
     if response.status >= 400:
         raise _refusal(cache, response.status, kind, text)
-    return json.loads(text) if kind == "application/json" else text
+    if kind != "application/json":
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise Refusal(f"{cache.label}: its answer is no JSON: it is no kvcore", response.status) from error
 
 
 def _refusal(cache: Cache, status: int, kind: str, text: str) -> Refusal:
-    detail = json.loads(text).get("detail", text) if kind.endswith("json") else text
+    try:
+        detail = json.loads(text)["detail"] if kind.endswith("json") else text
+    except (KeyError, TypeError, ValueError):  # it is no kvcore
+        detail = f"{status} {text:.200}"
     if status == 401 and not cache.token:
         detail = f"it needs the server's token: set {TOKEN_VARIABLE}"
     return Refusal(f"{cache.label}: {detail}", status)

@@ -303,6 +303,16 @@ def test_doctor_finds_a_planted_mistake_and_names_its_remedy(
     assert planted.remedy in said[0]["remedy"]
 
 
+@pytest.mark.parametrize("storage", ["memory", "disk, path: x"])
+def test_doctor_probes_a_small_tier_with_what_fits(
+    ground: Ground, capsys: pytest.CaptureFixture[str], storage: str
+) -> None:
+    file = ground.config(f"l2: [{{storage: {{plugin: {storage}, capacity: 16MiB}}}}]\n")
+    said = [f["text"] for f in found(capsys, file) if f["subject"].startswith("tier") and "answers" in f["text"]]
+    assert len(said) == 1
+    assert "(16 objects of 508 KiB); holds 0 objects, 0 B of 16 MiB" in said[0]
+
+
 def test_doctor_has_nothing_to_say_of_a_sound_configuration(ground: Ground, capsys: pytest.CaptureFixture[str]) -> None:
     planted(ground, "/elsewhere", "nfs")  # an ordinary file system here
     ground.patch.setenv("KVCORE_L1__SIZE", "64MiB")  # the same value as the file's

@@ -88,8 +88,7 @@ async def _delete(frames: Frames, keys: list[ObjectKey]) -> list[ObjectKey]:
 
 
 async def _round_trip(subject: str, tier: Tier, keys: Sequence[ObjectKey], calls: _Calls) -> Finding | _Rates:
-    most = tier.storage.max_object_bytes
-    size = OBJECT_BYTES if most is None else max(2, min(OBJECT_BYTES, most - HEADER_BYTES) // 2 * 2)
+    size = await _size(tier)
     layout = ObjectLayout(1, 1, (size,), "bfloat16", 2)
     # Half noise, half constant: what compresses is then neither nothing nor everything.
     payload = random.Random(0).randbytes(size // 2) + bytes(size - size // 2)  # noqa: S311
@@ -113,6 +112,15 @@ async def _round_trip(subject: str, tier: Tier, keys: Sequence[ObjectKey], calls
         return Finding("error", subject, "objects came back changed", "take the tier out of l2 and report this")
     # Two batches for each that the storage takes at once: one has waited for another.
     return _Rates(size, OBJECTS * size / store_s, OBJECTS * size / load_s, max(took) / min(2, len(batches)))
+
+
+async def _size(tier: Tier) -> int:
+    """Of an object, so that the storage takes it, and all of them fill half of it at most."""
+    most, usage = tier.storage.max_object_bytes, await tier.usage()
+    bounds = [] if most is None else [most]
+    if usage is not None and usage.capacity_bytes is not None:
+        bounds.append(usage.capacity_bytes // (2 * OBJECTS))
+    return max(2, min([OBJECT_BYTES, *(bound - HEADER_BYTES for bound in bounds)]) // 2 * 2)
 
 
 async def _clocked(call: Coroutine[Any, Any, T], took: list[float]) -> T:

@@ -23,8 +23,8 @@ LOW_LOOKUP_BYTES = 64 << 20
 
 
 def probe(config: TierConfig, registry: Registry, lookup_timeout_s: float) -> Iterator[Finding]:
-    """Open the tier, prove that it answers, and time a round trip of 64 MiB through its serdes. Does it
-    keep to its deadlines?"""
+    """Open the tier, prove that it answers, and time a round trip of 64 MiB, or of half its capacity,
+    through its serdes. Does it keep to its deadlines?"""
     subject = f"tier {config.name}"
     yield from _space(subject, config)
     with heard() as warnings:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcore.api import ConfigError, Failed, KeySource
+from kvcore.api import MISSING, ConfigError, Failed, KeySource
 from kvcore.engine import Asked, CacheEngine, Space
 from kvcore.engine.identity import Identity
 from kvcore.explain.catalog import Catalog
@@ -232,6 +232,49 @@ def test_its_time_was_over(make: Any) -> None:
     missed(told.ask("late", chunks.hashes(1)), "expired", "its `ttl` was over", "a longer `ttl`")
 
 
+def test_its_time_was_over_and_the_question_was_the_first_to_see_it(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVCORE_L1__TTL", "50ms")
+    told = make()
+    told.put(chunks.hashes(2))
+    time.sleep(0.1)
+    missed(told.ask("late", chunks.hashes(2)), "expired", "its `ttl` was over", "a longer `ttl`")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_its_time_was_over_and_it_was_deleted_later(make: Any, again: bool) -> None:
+    told = make(MEMORY)
+    key = _key(told, chunks.hashes(1)[0])
+    told.engine.journal.note("near", "stored", "", [key])
+    told.ask("late", chunks.hashes(1))
+    if again:  # then it was another copy whose time was over
+        told.engine.journal.note("near", "stored", "", [key])
+    told.engine.journal.note("near", "evicted", "expired", [key])
+    missed(told.explain("late"), "unknown" if again else "expired", "another process" if again else "a longer `ttl`")
+
+
+@pytest.mark.parametrize(
+    ("event", "cause", "words"),
+    [
+        (None, "unknown", "deleted there by somebody else | "),
+        (("evicted", "room"), "evicted", "a larger `capacity` of tier near"),
+        (("evicted", "cleared"), "unknown", "deleted there by somebody else | "),
+    ],
+)
+def test_a_tier_no_longer_has_what_it_said_it_had(
+    make: Any, event: "tuple[str, str] | None", cause: str, words: str
+) -> None:
+    told = make(MEMORY)
+    keys = chunks.hashes(1)
+    told.put(keys)
+    told.engine.clear(told.space)
+    storage = told.engine.manager.tiers[0].storage
+    storage.load = lambda items: [MISSING for _ in items]
+    told.ask("late", keys)
+    if event is not None:
+        told.engine.journal.note("near", *event, [_key(told, keys[0])])
+    missed(told.explain("late"), cause, "was in near when it was asked", words)
+
+
 @pytest.mark.parametrize(
     ("what", "reason", "detail", "cause", "words"),
     [
@@ -295,6 +338,7 @@ def test_a_tier_does_not_deliver(make: Any, kind: str, cause: str, words: tuple[
     ]
     said = told.ask("torn", keys)
     assert said.found.places == {"near": 3}
+    assert "2 of 4 chunks (objects loaded: 3 in near; what lies behind the gap" in explanation(said)[1][1]
     missed(said, cause, *words, chunk=2)
 
 

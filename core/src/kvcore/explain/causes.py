@@ -79,6 +79,8 @@ def _cause(facts: Facts) -> Cause:
     if decision.broke not in ("", "absent"):
         words = BROKE.get(decision.broke, FAILED)
         tier = decision.blame or "a tier"
+        if decision.broke == "evicted_from_tier" and (left := _evicted_just_then(facts)) is not None:
+            return left
         return Cause(words.reason, words.text.format(tier=tier, word=decision.broke), words.remedy)
     before = [e for e in facts.events if e.at <= decision.at]
     after = [e for e in facts.events if e.at > decision.at and e.what == "stored"]
@@ -113,6 +115,7 @@ def _gone(facts: Facts, before: Sequence[Event]) -> Cause:
         last.setdefault(event.place, event)
     places = [p for p in dict.fromkeys(["l1", *facts.writes, *last]) if p in last]
     told = [(last[p].at, cause) for p in places if (cause := _left(last[p], at)) is not None]
+    told += [(e.at, _too_old(e)) for p in places if (e := _deleted_since(facts, last[p])) is not None]
     if not told:
         heard = f"was last heard of in {before[0].place} ({ago(at - before[0].at)} before)"
         return Cause("unknown", f"{heard}: it has left without a word, as when another process deletes it")
@@ -149,6 +152,31 @@ def _left(event: Event, at: float) -> Cause | None:
         reason: Reason = words.reason if op == "load" else "failed"
         how = f"loaded from {where}" if op == "load" else f"stored in {where}"
         return Cause(reason, f"could not be {how} {before} ({event.reason})", words.remedy)
+    return None
+
+
+def _deleted_since(facts: Facts, last: Event) -> Event | None:
+    """What a place deleted as too old, at the question or soon after: until then it only is not found."""
+    if last.what not in ("stored", "loaded"):
+        return None
+    after = [e for e in facts.events if e.place == last.place and e.at > facts.decision.at]
+    return after[-1] if after and (after[-1].what, after[-1].reason) == ("evicted", "expired") else None
+
+
+def _too_old(event: Event) -> Cause:
+    where = "l1" if event.place == "l1" else f"tier {event.place}"
+    return Cause("expired", f"was no longer found in {where}: its `ttl` was over", "a longer `ttl`")
+
+
+def _evicted_just_then(facts: Facts) -> Cause | None:
+    """A tier that said it had it has evicted it since, for room."""
+    tiers = facts.decision.blame.split(",")
+    for event in facts.events:
+        if event.place in tiers and event.what != "failed":
+            if (event.what, event.reason) != ("evicted", "room"):
+                return None
+            text = f"was in {event.place} when it was asked, and evicted before it was loaded, to make room"
+            return Cause("evicted", text, f"a larger `capacity` of tier {event.place}")
     return None
 
 

@@ -68,6 +68,8 @@ def _found(it: Explanation) -> str:
         parts.append(f"{count(found.held, 'chunk')} that the engine had itself")
     if found.held < it.chunks:
         places = ", ".join(f"{n} in {place}" for place, n in found.places.items())
+        if sum(found.places.values()) > found.chunks and places:
+            places = f"objects loaded: {places}" + ("; what lies behind the gap is of no use" if it.broke else "")
         parts.append(f"{found.chunks} of {count(it.chunks - found.held, 'chunk')}" + (f" ({places})" if places else ""))
     if it.request:
         parts.append(f"answered in {it.lookup_s * 1e3:.1f} ms")

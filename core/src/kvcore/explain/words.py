@@ -51,8 +51,9 @@ BROKE: dict[str, Words] = {
     ),
     "serde": Words("unreadable", "was in {tier}, but could not be decoded", LOOK_LOG),
     "evicted_from_tier": Words(
-        "evicted", "was in {tier} when it was asked, and gone when it was to be loaded",
-        "a larger `capacity` of the tier",
+        "unknown", "was in {tier} when it was asked, and gone when it was to be loaded: it was evicted or "
+        "deleted there by somebody else",
+        "",
     ),
     "l1_full": Words(
         "l1_full", "was in {tier}, but L1 had no room to load it into: all else was in use", "a larger `l1.size`"

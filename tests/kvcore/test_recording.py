@@ -231,6 +231,16 @@ def test_a_replay_is_cold_unless_it_goes_on_with_an_earlier_one(
     assert main(["store", "rm", "--config", str(config), "--namespace", namespace[:8]]) == 0
 
 
+def test_a_replay_that_would_never_end_is_refused(
+    folder: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = folder / "in.jsonl"
+    line = '{{"timestamp": {}, "input_length": 512, "hash_ids": [1]}}\n'
+    trace.write_text(line.format(0) + line.format("1e300"))
+    assert main(["replay", str(trace), "--config", str(config), "--bytes-per-token", "64B"]) == 1
+    assert "days so: a higher --speed, or `max`" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

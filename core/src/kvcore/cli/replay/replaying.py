@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kvcore.api import LeaseError
+from kvcore.api import ConfigError, LeaseError
 from kvcore.cli.progress import Progress
 from kvcore.cli.simulate.trace import Trace
 from kvcore.engine import Asked, Engine, GroupSpec, ModelSpec, Space
@@ -15,6 +15,7 @@ from kvcore.transfer.plan import Copy
 
 LATE_S = 0.01
 """A request that begins so much after its time is late."""
+MAX_S = 365 * 86400.0
 _MARK = 8
 
 
@@ -69,7 +70,13 @@ class Replay:
         self.copied_out = self.copied_in = (0, 0.0)
 
     def run(self, speed: float | None, limit: int | None = None) -> float:
-        """Send the trace, `speed` times as fast as it was recorded; None: as fast as it goes. The seconds it took."""
+        """Send the trace, `speed` times as fast as it was recorded; None: as fast as it goes. The seconds it took.
+
+        Raises `ConfigError` for one that would take longer than a year.
+        """
+        times_s = self._trace.times_s
+        if speed is not None and (takes_s := (times_s[-1] - times_s[0]) / speed) > MAX_S:
+            raise ConfigError(f"{self._trace.name} takes {takes_s / 86400:.3g} days so: a higher --speed, or `max`")
         total = len(self._trace.ends) if limit is None else min(limit, len(self._trace.ends))
         begun, first_s = time.monotonic(), self._trace.times_s[0]
         with Progress("replaying", total, "requests") as progress:

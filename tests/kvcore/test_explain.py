@@ -125,7 +125,8 @@ def test_never_stored_and_stored_by_itself_since(make: Any) -> None:
     said = told.explain("first")
     assert said.now is not None
     assert said.now.chunks == 4
-    assert any("inspect: {tokens: true}" in note for note in said.notes)
+    assert said.broke is not None
+    assert "`inspect: {tokens: true}` in the engine's configuration, and a new start" in said.broke.remedy
 
 
 def test_another_was_computing_it(make: Any) -> None:

@@ -124,6 +124,7 @@ def test_two_prompts_without_a_cache(
     monkeypatch.setenv("KVCORE_RUN_DIR", str(tmp_path / "run"))
     out = said(capsys, "diff", "@monday.txt", "@tuesday.txt", "--model", "qwen3")
     assert "the first 122 tokens; how many chunks that is, a running cache says, or --chunk-tokens N" in out
+    assert "the first 1 token;" in said(capsys, "diff", "--text", "Today is", "Today Monday", "--model", "qwen3")
     out = said(capsys, "diff", "--text", "Today is Monday", "Today is", "--model", "qwen3", "--chunk-tokens", "2")
     assert "the first 2 tokens: 1 whole chunk of 2, so 2 are reused" in out
     assert "(the prompt ends here)" in out
@@ -137,7 +138,7 @@ def test_two_prompts_without_a_cache(
         (["explain", "nobody"], "no request 'nobody' is among the 2 lookups on record"),
         (["explain", "93", "--prompt", "x"], "give a request or a prompt, not both"),
         (["explain", "--prompt", "x"], "--model is missing"),
-        (["explain", "--prompt", "x", "--model", "nowhere/at/all"], "it has no tokenizer"),
+        (["explain", "--prompt", "x", "--model", "nowhere/at/all"], "it is no folder, and the hub's cache"),
         (["explain", "--prompt-file", "absent.txt"], "absent.txt: No such file or directory"),
         (["explain", "93", "--cache", "other"], "--cache other: there are vllm-"),
         (["explain", "--prompt", "Rule 1", "--model", "qwen3", "--salt", "s"], "nobody has asked for this model as"),

@@ -19,7 +19,7 @@ def add_tokenizer(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--model",
         metavar="DIR",
-        help="the model's folder or hub name: whose tokenizer it is, and which model is asked for",
+        help="the model's folder, or the hub name of one in the hub's cache: its tokenizer, and which model is meant",
     )
     group.add_argument("--chat", action="store_true", help="the text is a user's message: the chat template is applied")
 
@@ -64,8 +64,13 @@ class Tokenizer:
             self._load_plain()
             return
         try:
-            self._made = AutoTokenizer.from_pretrained(self._where)
+            self._made = AutoTokenizer.from_pretrained(self._where, local_files_only=True)
         except (OSError, ValueError, KeyError, ImportError) as error:
+            if not os.path.isdir(self._where):
+                raise ConfigError(
+                    f"--model {self._where}: it is no folder, and the hub's cache of this machine and user has no "
+                    "tokenizer of that name: give the model's folder, as the engine was given it"
+                ) from error
             text = str(error).strip().split("\n")[0]
             raise ConfigError(f"--model {self._where}: it has no tokenizer that transformers reads: {text}") from error
 

@@ -12,6 +12,7 @@ from kvcore.observe.decisions import Decision
 from kvcore.observe.journal import Event
 
 MAX_EVENTS = 20
+KEEP_TOKENS = "`inspect: {tokens: true}` in the engine's configuration, and a new start"
 
 
 class Facts(NamedTuple):
@@ -271,7 +272,9 @@ def _never(facts: Facts, after: Sequence[Event]) -> Cause:
     text += f"({ago(decision.at - facts.since)} before the question)"
     if after:
         text += f"; it was stored {_later(after, decision)}"
-    return Cause("never_stored", text)
+    unknown = decision.asked.id and decision.asked.ids is None
+    remedy = f"nothing, if it is new; else {KEEP_TOKENS}: then the first token that differs is named" if unknown else ""
+    return Cause("never_stored", text, remedy)
 
 
 def _later(after: Sequence[Event], decision: Decision) -> str:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from kvcore.api import ConfigError
 from kvcore.explain import specs
 from kvcore.explain.cache import Cache
-from kvcore.explain.causes import count
+from kvcore.explain.causes import KEEP_TOKENS, count
 from kvcore.explain.explain import explain_request, prompt_decision
 from kvcore.explain.models import Comparison, DifferenceModel, DiffModel, Question, Side
 from kvcore.explain.nearest import parting, shared, shared_tokens
@@ -77,7 +77,7 @@ def told(two: Two) -> DiffModel:
 def _sentence(two: Two, tokens: int | None, chunks: int | None) -> tuple[str, str]:
     size = two.chunk_tokens
     if two.differences:
-        what = f"the first {tokens:,} tokens are the same, but " if tokens else ""
+        what = f"the first {count(tokens, 'token')} {'is' if tokens == 1 else 'are'} the same, but " if tokens else ""
         return f"nothing: {what}their namespaces differ in {specs.told(list(two.differences))}", (
             "give both the same, if KV may be shared"
         )
@@ -85,14 +85,19 @@ def _sentence(two: Two, tokens: int | None, chunks: int | None) -> tuple[str, st
         if chunks is None:
             return "not known: neither hashes nor tokens of both are on record", ""
         return f"{count(chunks, 'chunk')} of {size} tokens; which token differs is not on record", (
-            "`inspect: {tokens: true}` keeps token ids on record"
+            f"{KEEP_TOKENS}: then it is named"
         )
     if not size:
-        return f"the first {tokens:,} tokens; how many chunks that is, a running cache says, or --chunk-tokens N", ""
+        return (
+            f"the first {count(tokens, 'token')}; how many chunks that is, a running cache says, or --chunk-tokens N",
+            "",
+        )
     chunks = chunks or 0
     if not tokens:
         return "nothing: the first token differs already", "put what varies behind what prompts share"
-    part = f"the first {tokens:,} tokens: {count(chunks, 'whole chunk')} of {size}, so {chunks * size:,} are reused"
+    part = (
+        f"the first {count(tokens, 'token')}: {count(chunks, 'whole chunk')} of {size}, so {chunks * size:,} are reused"
+    )
     if tokens == min(two.tokens) or chunks:
         return part, ""
     return part, "put what varies last; a smaller `chunk_tokens`, if many prompts share so short a beginning"

@@ -10,7 +10,7 @@ from kvcore.api import ConfigError, KVCoreError
 from kvcore.engine.identity import Identity
 from kvcore.explain import specs
 from kvcore.explain.cache import Cache, Presence
-from kvcore.explain.causes import Facts, ago, explain_break, when
+from kvcore.explain.causes import KEEP_TOKENS, Facts, ago, explain_break, when
 from kvcore.explain.elsewhere import elsewhere
 from kvcore.explain.keys import chunk_hashes
 from kvcore.explain.models import (
@@ -36,7 +36,7 @@ class NotOnRecord(ConfigError):
 MAX_LOOKUPS = 20
 """Of one request that are explained."""
 MAX_MORE = 20
-TOKENS_OFF = "token ids are not on record: `inspect: {tokens: true}` would let this name the first token that differs"
+TOKENS_OFF = f"token ids are not on record: {KEEP_TOKENS}, would let this name the first token that differs"
 
 
 def explain_request(engine: Any, request: str, name: str = "") -> Explanations:
@@ -236,7 +236,7 @@ def _notes(
     return notes
 
 
-_NEED_TOKENS = ("never_stored", "differs", "unknown", "other_namespace")
+_NEED_TOKENS = ("differs", "unknown", "other_namespace")
 
 
 # -- a prompt ------------------------------------------------------------------------------------------------------

@@ -177,11 +177,11 @@ class InspectConfig(PluginConfig):
 
     requests: int = Field(default=1024, ge=0, le=1 << 16)
     """So many of the last lookups are remembered, and what became of the last 262,144 objects, in memory only. 0:
-    nothing is, and the cache cannot be asked."""
+    nothing is, and the cache cannot be asked. Of a request's id, 256 characters."""
 
     tokens: bool = False
     """Remember the token ids of these requests, too, in the engine's process: then the first token that differs can be
-    named. They are the text of the prompts."""
+    named. They are the text of the prompts, and take 8 to 40 bytes a token: bound them by `requests`."""
 
 
 class Config(PluginConfig):

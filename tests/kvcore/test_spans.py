@@ -92,6 +92,19 @@ def total(spans: list[Span], call: str, above: Span, what: str) -> int:
     return sum(int(s.attributes[f"kvcore.{what}"]) for s in ours)
 
 
+def test_of_an_id_so_much_is_told_as_is_on_record(heard: Heard, opened: Callable[..., CacheEngine]) -> None:
+    engine = opened()
+    space = engine.register(spec())
+    for request in ("x" * 10_000, "\ud800"):
+        ask(engine, space, hashes(2), Asked(request))
+        store(engine, space, hashes(2), request)
+    engine.close()
+    for kept in ("x" * 256, "?"):
+        told = [s for s in heard.spans if s.request == kept]
+        assert len({s.root for s in told}) == 1
+        assert {"kvcore.request", "kvcore.lookup", "kvcore.store"} <= {s.name for s in told}
+
+
 def test_a_request_is_one_tree(heard: Heard, opened: Callable[..., CacheEngine]) -> None:
     engine = opened()
     space = engine.register(spec(), "acme")

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from kvcore.api import Attribute, Span
-from kvcore.observe.decisions import NOBODY, Asked
+from kvcore.observe.decisions import NOBODY, Asked, kept_word
 from kvcore.observe.log import Throttle
 
 TELL_S = 1.0
@@ -102,7 +102,10 @@ class Spans:
 
     def begin(self, name: str, asked: Asked | None, attributes: Mapping[str, Attribute]) -> OpenSpan:
         """Something is begun for a request."""
-        asked = asked or NOBODY
+        if asked is None:
+            asked = NOBODY
+        else:  # bounded, and as the record has it
+            asked = asked._replace(id=kept_word(asked.id), adapter=kept_word(asked.adapter), ids=None)
         with self._lock:
             root = self._root(asked) if asked.id else _Root(asked, 0)
         return self.begin_in(root, root.id, name, attributes)

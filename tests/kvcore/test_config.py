@@ -453,6 +453,19 @@ def test_variables_of_kubernetes_services_are_somebody_elses(load, faults):
     assert "must be a whole number" in faults("l2: []", env={"KVCORE_METRICS_PORT": "many"})[0]
 
 
+@pytest.mark.parametrize("token", ["", "a token of a shell that asks"])
+def test_a_token_in_the_environment_configures_nothing_by_itself(load, faults, token):
+    env = {"KVCORE_SERVER__HTTP__TOKEN": token, "KVCORE_SERVER__TOKEN": token}
+    assert load("l2: []", env=env).server is None
+    assert load(env=env).server is None
+    only_http = {"KVCORE_SERVER__HTTP__TOKEN": token}
+    for server in ("unix:///run/x.sock", "{url: unix:///run/x.sock}", "{url: unix:///run/x.sock, http: null}"):
+        assert load(f"server: {server}", env=only_http).server.http is None
+    assert faults("server: {}", env=only_http)[0].startswith("kvcore.yaml:1:9: server.url: is missing")
+    text = "server: {url: unix:///run/x.sock, http: {token: a token of the file}}"
+    assert "server.http.listen: is missing" in faults(text, env={})[0]
+
+
 def itself() -> dict:
     value: dict = {}
     value["size"] = value

@@ -39,6 +39,7 @@ def load_config(
         raise InvalidConfigError(faults)  # nothing of the file could be read: what else is wrong would be guesswork
     faults += apply_environment(tree, env)
     faults += apply_flags(tree, flags or {})
+    _leave_lone_tokens(tree)
     config = _Loader(tree, registry, faults).build()
     if config is None:
         raise InvalidConfigError(faults)
@@ -79,6 +80,21 @@ def _start(file: str | None, registry: Registry) -> tuple[Tree, list[Fault]]:
     if any(p.name == "disk" and p.status == "ready" for p in registry.available("storage")):
         tree.set(("l2",), [{"storage": "disk"}], DEFAULT)
     return tree, []
+
+
+def _leave_lone_tokens(tree: Tree) -> None:
+    """A token in the environment configures no server by itself: a shell that asks one over HTTP has it, too."""
+    paths: tuple[Path, ...] = (("server", "http"), ("server",))
+    for path in paths:
+        holder: Any = tree.value
+        for part in path[:-1]:
+            holder = holder.get(part) if isinstance(holder, dict) else None
+        lone = holder.get(path[-1]) if isinstance(holder, dict) else None
+        if isinstance(lone, dict) and set(lone) == {"token"} and tree.source((*path, "token")).kind == "environment":
+            del holder[path[-1]]
+            tree.forget(path)
+            if path[:-1] and not holder and path[:1] not in tree.sources:
+                del tree.value[path[0]]
 
 
 class _Loader:

@@ -128,14 +128,15 @@ class Tree:
                 child = [] if isinstance(path[depth + 1], int) else {}
             at[part] = child
             at = child
-        self._forget(path)
+        self.forget(path)
         self.sources[path] = source
         if text is not None:
             self.texts[path] = text
         self._mark(path, value, source)
         return None
 
-    def _forget(self, path: Path) -> None:
+    def forget(self, path: Path) -> None:
+        """That anything was written there."""
         for table in (self.sources, self.texts):
             for old in [p for p in table if p[: len(path)] == path]:
                 del table[old]

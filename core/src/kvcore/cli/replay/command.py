@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="the cache: a YAML file (default: KVCORE_CONFIG)")
     parser.add_argument(
         "--bytes-per-token", metavar="SIZE", type=_size, required=True,
-        help="KV of one token, such as 128KiB: `kvcore plan MODEL` says it",
+        help="KV of one token, such as 128KiB: `kvcore plan --model MODEL` says it",
     )  # fmt: skip
     parser.add_argument(
         "--speed", metavar="X", type=_speed, default=1.0,

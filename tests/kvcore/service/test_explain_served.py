@@ -60,6 +60,23 @@ def test_the_server_knows_what_became_of_objects(folder: Path, run: Path, capsys
         engine.close()
 
 
+def test_an_engine_that_has_token_ids_says_more_than_its_server(
+    folder: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with KVCoreServer(folder, {**CONFIG, "l2": [], "inspect": {"tokens": True}}) as server:
+        engine, space = connected(server)
+        for request, first, odd in (("one", 0, 2), ("two", 9, 777)):
+            asked = Asked(request, 64, [0, 1, odd, *range(3, 64)])
+            lookup = engine.lookup(space, tuple(chunks.hashes(2, first)), 0, asked)
+            assert lookup.wait(30)
+            engine.release(lookup)
+        said = told(capsys, "two")
+        assert said.broke is not None
+        assert (said.broke.reason, said.broke.chunk) == ("short_prefix", 0)
+        assert "token 2 is another than in request one" in said.broke.text
+        engine.close()
+
+
 def test_a_server_that_is_away(folder: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with KVCoreServer(folder, CONFIG) as server:
         engine, space = connected(server)

@@ -94,9 +94,16 @@ def _show(args: argparse.Namespace, asked: list[Any], path: str, body: Any = Non
     return 0
 
 
-def _worth(said: "Explanation", request: str) -> tuple[bool, bool]:
-    """The very request first; then who knows what became of objects."""
-    return said.request != request, said.record.objects_since is None
+def _worth(said: "Explanation", request: str) -> tuple[bool, int, bool]:
+    """The very request first; then who can say most of why, such as an engine that has token ids where its server has
+    none; then who knows what became of objects."""
+    reason = said.broke.reason if said.broke is not None else ""
+    by_hashes = reason == "differs" and (said.nearest is None or said.nearest.tokens is None)
+    vague = 2 if reason in _VAGUE else int(by_hashes)
+    return said.request != request, vague, said.record.objects_since is None
+
+
+_VAGUE = ("absent", "never_stored", "unknown")
 
 
 def lines(told: list[tuple[str, str]]) -> None:

@@ -172,6 +172,14 @@ class ServerConfig(PluginConfig):
         return self
 
 
+def _masked(salt: str) -> str:
+    """As `SecretStr` is: who knows a salt can tell whether a prompt that he guesses was cached."""
+    return "**********" if salt else ""
+
+
+Salt = Annotated[str, PlainSerializer(_masked, return_type=str, when_used="json")]
+
+
 class InspectConfig(PluginConfig):
     """What a cache remembers for whoever asks why."""
 
@@ -203,7 +211,7 @@ class Config(PluginConfig):
     lookup_timeout: Duration = Field(default=2.0, gt=0)
     """A lookup never delays a request longer; what has not arrived by then is a miss."""
 
-    salt: str = ""
+    salt: Salt = Field(default="", repr=False)
     """Separates tenants: KV stored under one salt is never found under another."""
 
     l2: tuple[TierConfig, ...] = ()

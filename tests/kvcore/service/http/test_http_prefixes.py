@@ -87,7 +87,8 @@ def test_nothing_on_record_and_no_record(serve: Any) -> None:
 
 def test_the_configuration_has_its_sources_and_no_secret(serve: Any) -> None:
     _, client = serve(
-        more=f"l1: {{size: 8MiB}}\nserver: {{url: unix:///tmp/x, http: {{listen: '127.0.0.1:0', token: {TOKEN}}}}}"
+        more="l1: {size: 8MiB}\nsalt: pepper\n"
+        f"server: {{url: unix:///tmp/x, http: {{listen: '127.0.0.1:0', token: {TOKEN}}}}}"
     )
     found = client.get("/config").body
     values = {v["path"]: v for v in found["values"]}
@@ -95,7 +96,9 @@ def test_the_configuration_has_its_sources_and_no_secret(serve: Any) -> None:
     assert values["l1.size"]["source"] == {"kind": "file", "name": found["file"], "line": 4, "column": 12}
     assert values["l1.eviction"]["source"]["kind"] == "default"
     assert "server.http.token" in values
+    assert values["salt"]["value"] == "**********"
     assert TOKEN not in json.dumps(found)
+    assert "pepper" not in json.dumps(found)
 
 
 def test_a_request_and_a_prompt_are_explained(serve: Any) -> None:

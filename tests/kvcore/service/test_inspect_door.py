@@ -327,9 +327,12 @@ def test_a_server_and_its_client_are_shown_each_as_what_it_is(run: Path, folder:
 def test_an_address_of_a_server_is_checked() -> None:
     assert at_url("127.0.0.1:7601").url == "http://127.0.0.1:7601"
     assert at_url("https://host:1/").label == "https://host:1"
-    for wrong in ("http://", "127.0.0.1", "http://host:port", "ftp://host:1", "http://host:1/status"):
+    for wrong in ("http://", "127.0.0.1", "http://host:port", "ftp://host:1", "http://host:1/status", "http://[:1"):
         with pytest.raises(Refusal, match="is no address of a server: write one such as http://127"):
             at_url(wrong)
+    with pytest.raises(Refusal, match="--url has no user and no password: set KVCORE_SERVER__HTTP__TOKEN") as refused:
+        at_url("http://me:pepper@host:1")
+    assert "pepper" not in str(refused.value)
 
 
 def test_a_history_is_bounded_and_knows_what_it_does_not_know() -> None:
@@ -351,6 +354,15 @@ def test_a_history_is_bounded_and_knows_what_it_does_not_know() -> None:
     later = history.since(points.times[-3])
     assert len(later.times) in (2, 3)
     assert later.times[-1] == pytest.approx(points.times[-1], abs=5)
+
+
+def test_numbers_and_questions_have_a_size(engine: CacheEngine) -> None:
+    with pytest.raises(Refusal, match="since") as refused:
+        ask(only(), f"/requests?since={10**30}")
+    assert refused.value.status == 422
+    assert ask(only(), f"/requests?since={(1 << 62) - 1}")["requests"] == []
+    with pytest.raises(Refusal, match=r"the question has [0-9,]+ bytes, of 16,777,216: give a shorter prompt"):
+        ask(only(), "/explain", {"tokens": [100_000] * (3 << 20)})
 
 
 def test_errors_have_the_shape_of_the_other_http(engine: CacheEngine) -> None:

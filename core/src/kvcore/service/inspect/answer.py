@@ -13,11 +13,10 @@ from pydantic import ValidationError
 from kvcore.api import KVCoreError
 from kvcore.explain.explain import NotOnRecord
 from kvcore.observe import logger
+from kvcore.service.inspect.client import MAX_BODY_BYTES
 from kvcore.service.inspect.routes import ROUTES
 from kvcore.service.inspect.subject import Subject
 
-MAX_BODY_BYTES = 16 << 20
-"""The tokens of a long prompt as JSON are about a megabyte."""
 MAX_DIGITS = 10
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -13,6 +13,8 @@ from kvcore.service.inspect import folder
 
 ASK_S = 15.0
 """How long an answer is waited for."""
+MAX_BODY_BYTES = 16 << 20
+"""The tokens of a long prompt as JSON are about a megabyte."""
 TOKEN_VARIABLE = "KVCORE_SERVER__HTTP__TOKEN"  # noqa: S105 - a name
 _FILE = re.compile(r"(.+)-(\d+)(?:\.(\d+))?\.sock\Z")
 
@@ -71,8 +73,10 @@ def caches() -> list[Cache]:
 def at_url(url: str) -> Cache:
     """The cache of a `kvcore serve --http` at this URL, asked with the token of `KVCORE_SERVER__HTTP__TOKEN`. Raises
     `Refusal` for what is no URL."""
-    parts = urlsplit(url if "//" in url else f"http://{url}")
+    if "@" in url:  # not shown: there may be a password before it
+        raise Refusal(f"--url has no user and no password: set {TOKEN_VARIABLE} to the server's token instead", 0)
     try:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
         sound = parts.scheme in ("http", "https") and parts.hostname and parts.port is not None
     except ValueError:
         sound = False
@@ -89,6 +93,8 @@ def ask(cache: Cache, path: str, body: Any = None, *, timeout_s: float = ASK_S) 
     connection = _connection(cache, timeout_s)
     headers = {"Authorization": f"Bearer {cache.token}"} if cache.token else {}
     data = None if body is None else json.dumps(body).encode()
+    if data is not None and len(data) > MAX_BODY_BYTES:
+        raise Refusal(f"the question has {len(data):,} bytes, of {MAX_BODY_BYTES:,}: give a shorter prompt", 413)
     if data is not None:
         headers["Content-Type"] = "application/json"
     try:

@@ -144,7 +144,7 @@ class StatusModel(Model):
 class RequestsQuery(Model):
     """Which requests."""
 
-    since: int | None = Field(default=None, ge=0)
+    since: int | None = Field(default=None, ge=0, lt=1 << 62)
     """Only those with a greater `seq`, such as `next` of the answer before, the oldest first; without it the newest."""
     limit: int = Field(default=100, ge=1, le=MAX_REQUESTS)
     """Most requests of the answer."""

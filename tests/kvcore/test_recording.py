@@ -231,6 +231,17 @@ def test_a_replay_is_cold_unless_it_goes_on_with_an_earlier_one(
     assert main(["store", "rm", "--config", str(config), "--namespace", namespace[:8]]) == 0
 
 
+def test_a_recording_of_nothing_leaves_nothing(
+    engine: CacheEngine, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        assert main(["record", str(folder / "t.jsonl.gz"), "--seconds", "0"]) == 1
+        told = capsys.readouterr()
+        assert "nothing was recorded, and there is no trace" in told.err
+        assert told.out == ""
+        assert not (folder / "t.jsonl.gz").exists()
+
+
 def test_a_replay_that_would_never_end_is_refused(
     folder: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
             over.wait(
                 EVERY_S if args.seconds is None else min(EVERY_S, max(0.0, begun + args.seconds - time.monotonic()))
             )
+    if not recording.requests and args.out != "-":  # so that the next one may have the name
+        os.unlink(args.out)
     return _tell(args, recording, followed, time.monotonic() - begun)
 
 
@@ -227,7 +229,7 @@ def _tell(args: argparse.Namespace, recording: Recording, followed: Sequence[Fol
                 "missed": missed, "other_size": recording.other_size, "headless": recording.headless,
             }
         )  # fmt: skip
-    elif args.out != "-":
+    elif args.out != "-" and recording.requests:
         print(
             f"{args.out}: {recording.requests:,} requests of {recording.tokens:,} tokens, in blocks of "
             f"{recording.block_tokens}, from {', '.join(f.cache.label for f in followed)} in {seconds:.0f} s"
@@ -246,7 +248,7 @@ def _tell(args: argparse.Namespace, recording: Recording, followed: Sequence[Fol
         if f.gone:
             error(f.gone)
     if not recording.requests:
-        error("nothing was recorded: no request with a name came in, or none at all")
+        error("nothing was recorded, and there is no trace: no request with a name came in, or none at all")
     return 0 if recording.requests else 1
 
 

@@ -117,9 +117,17 @@ def test_a_server_over_http_with_and_without_its_token(
     assert "is gone: Connection refused" in capsys.readouterr().out
 
 
-def test_without_a_cache_it_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["top"]) == 1
-    assert "no cache of this user is open on this machine: start an engine with kvcore" in capsys.readouterr().err
+def test_without_a_cache_it_says_what_to_do(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "open").mkdir(mode=0o755)
+    for run, why in (("none", "is not there"), ("open", "is open to other users: chmod 700")):
+        monkeypatch.setenv("KVCORE_RUN_DIR", str(folder / run))
+        assert main(["top"]) == 1
+        told = capsys.readouterr().err
+        assert "no cache of this user is open on this machine: start an engine with kvcore" in told
+        assert f"{folder / run}" in told
+        assert why in told
     assert main(["top", "--interval", "1ms"]) == 2
     assert "1ms is too short: at least 200ms" in capsys.readouterr().err
 

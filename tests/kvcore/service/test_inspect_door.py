@@ -232,8 +232,9 @@ def test_a_cache_that_cannot_be_shown_serves(
     run.mkdir(mode=0o755)
     faults = {
         str(run): "is open to other users: chmod 700",
-        str(folder / "kvcore.yaml"): "File exists",
-        str(folder / "none" / "run"): "No such file or directory",
+        str(folder / "kvcore.yaml"): f"{folder}/kvcore.yaml: File exists",
+        str(folder / "none" / "run"): f"{folder}/none/run: No such file or directory",
+        "run": "a place that differs by process: give a path from / on",
         str(folder / ("x" * 90)): "would be too long: set KVCORE_RUN_DIR to a shorter one",
     }
     for where, why in faults.items():

@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 from kvcore.api.errors import ConfigError, KVCoreError
 from kvcore.cli.output import error
 from kvcore.service.inspect.client import ASK_S, Cache, NoAnswer, Refusal, ask, at_url, caches
+from kvcore.service.inspect.folder import hidden
 
 LATE_S = 5.0
 """So long the slowest of several caches is waited for, once one has answered."""
@@ -40,9 +41,10 @@ def chosen(args: argparse.Namespace) -> list[Cache]:
         return fit
     if found:
         raise ConfigError(f"--cache {args.cache}: there are {', '.join(c.label for c in found)}")
+    why = "".join(f"; {fault}" for fault in hidden())
     raise ConfigError(
         "no cache of this user is open on this machine: start an engine with kvcore, or ask a server elsewhere by "
-        "--url; a cache with `inspect: {requests: 0}` is not to be asked"
+        f"--url; a cache with `inspect: {{requests: 0}}` is not to be asked{why}"
     )
 
 

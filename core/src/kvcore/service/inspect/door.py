@@ -35,7 +35,7 @@ def show(subject: Subject) -> "Door | None":
     try:
         door = Door(subject)
     except OSError as error:
-        why = error.strerror or error
+        why = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or error
         logger.warning("`kvcore top` and `kvcore explain` cannot ask this cache: %s", why)
         return None
     identities = getattr(subject.cache, "identities", None)

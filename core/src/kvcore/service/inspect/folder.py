@@ -25,6 +25,7 @@ def made() -> Path:
     faults: list[OSError] = []
     for folder in folders():
         try:
+            _absolute(folder)
             folder.mkdir(mode=0o700, exist_ok=True)
             check(folder)
             return folder
@@ -36,6 +37,7 @@ def made() -> Path:
 def check(folder: Path, *, asking: bool = False) -> None:
     """Raises `PermissionError` unless the folder is ours and nobody else can reach into it. Root may ask (`asking`)
     the caches of others."""
+    _absolute(folder)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise PermissionError(f"{folder} is no folder")
@@ -43,6 +45,25 @@ def check(folder: Path, *, asking: bool = False) -> None:
         raise PermissionError(f"{folder} belongs to user {found.st_uid}, not to {os.geteuid()}")
     if found.st_mode & 0o077:
         raise PermissionError(f"{folder} is open to other users: chmod 700 {folder}")
+
+
+def hidden() -> list[str]:
+    """Why caches are not looked for in folders that are there, or that `KVCORE_RUN_DIR` names."""
+    told = []
+    for folder in folders():
+        try:
+            check(folder, asking=True)
+        except FileNotFoundError:
+            if os.environ.get(VARIABLE):
+                told.append(f"{VARIABLE} is {folder}, which is not there")
+        except OSError as error:
+            told.append(str(error))
+    return told
+
+
+def _absolute(folder: Path) -> None:
+    if not folder.is_absolute():
+        raise PermissionError(f"{VARIABLE} is {folder}, a place that differs by process: give a path from / on")
 
 
 def alive(path: Path) -> bool:

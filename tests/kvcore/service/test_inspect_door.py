@@ -4,6 +4,7 @@ import http.client
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import stat
@@ -179,6 +180,25 @@ def test_who_asks_byte_by_byte_is_let_go_in_time(
             except OSError:
                 break
     assert ask(cache, "/status")["kind"] == "engine"
+
+
+def test_for_want_of_files_it_answers_later(
+    engine: CacheEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(door, "LACK_S", 0.05)
+    path = only().path
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(PATIENCE_S)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+        try:
+            asking.connect(path)
+            asking.sendall(b"GET /status HTTP/1.1\r\n\r\n")
+            until(lambda: "Too many open files" in caplog.text, "it is seen", PATIENCE_S)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert asking.recv(4096).startswith(b"HTTP/1.1 200")
+    assert ask(only(), "/status")["kind"] == "engine"
 
 
 def test_one_request_that_cannot_be_told_takes_no_other_with_it(engine: CacheEngine) -> None:

@@ -5,17 +5,19 @@ The thread sleeps in `accept`: while nobody asks, nothing wakes. One asks at a t
 
 import atexit
 import contextlib
+import errno
 import os
 import re
 import secrets
 import socket
 import struct
 import threading
+import time
 import weakref
 from pathlib import Path
 
 from kvcore.explain.catalog import Catalog
-from kvcore.observe import logger
+from kvcore.observe import Throttle, logger
 from kvcore.service.inspect import folder
 from kvcore.service.inspect.subject import Subject
 
@@ -23,6 +25,9 @@ ASK_S = 5.0
 """A client says all that it wants within so long: nobody else is answered meanwhile."""
 TAKE_S = 10.0
 """It takes the answer within so long."""
+LACK_S = 1.0
+"""After so long it is tried again when there were no more files."""
+_LACKS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
 _MAX_NAME = 40
 _CREDENTIALS = struct.Struct("3i")
 
@@ -55,6 +60,7 @@ class Door:
         self._subject = subject
         self._pid = os.getpid()
         self._over = False
+        self._log = Throttle()
         self._socket = socket.socket(socket.AF_UNIX)
         try:
             self.path = _listen(self._socket, folder.made(), subject.name)
@@ -85,21 +91,27 @@ class Door:
             try:
                 asking, _ = self._socket.accept()
             except OSError as error:
-                if not self._over:  # such as no more files
+                if self._over:
+                    return
+                if error.errno not in _LACKS:
                     logger.warning("this cache can no longer be asked: %s", error.strerror)
                     self.close()
-                return
+                    return
+                self._log.warning("lack", f"this cache cannot be asked now: {error.strerror}")
+                time.sleep(LACK_S)
+                continue
             with asking:
-                if _uid(asking) in (os.geteuid(), 0):
-                    _answer(asking, self._subject)
+                _answer(asking, self._subject)
 
 
 def _answer(asking: socket.socket, subject: Subject) -> None:
-    from kvcore.service.inspect.answer import answer  # at the first question: most caches are never asked
-
     try:
+        if _uid(asking) not in (os.geteuid(), 0):
+            return
+        from kvcore.service.inspect.answer import answer  # at the first question: most caches are never asked
+
         answer(asking, subject, ASK_S, TAKE_S)
-    except OSError:  # who asked is gone
+    except OSError:  # who asked is gone, or there are no more files
         pass
     except Exception:
         logger.exception("a question about this cache failed")

@@ -112,11 +112,13 @@ def test_without_a_token_the_page_asks_for_it(visit: Visit) -> None:
     expect(page.locator("#token-field")).to_be_focused()
     page.keyboard.type("not the one that it is")
     page.keyboard.press("Enter")
+    expect(page.locator("#token-said")).to_have_text("That is not the server's token.")
     expect(page.locator("main")).to_contain_text("This needs the server's token")
-    page.get_by_role("button", name="Forget it").click()
+    expect(page.locator("#token-field")).to_be_focused()
     page.keyboard.type(TOKEN)
     page.keyboard.press("Enter")
     expect(page.locator("main")).to_contain_text("In host memory")
+    expect(page.locator("#token-said")).to_have_text("")
     assert TOKEN not in page.content() + page.url
     assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
     page.reload()

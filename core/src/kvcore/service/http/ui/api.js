@@ -15,15 +15,24 @@ export class Refused extends Error {
 }
 
 export const token = {
+  /** The last one was not the server's. */
+  wrong: false,
+  /** Called when the server has refused it; it is forgotten then. */
+  refused: () => {},
   get: () => sessionStorage.getItem(KEPT) ?? "",
-  set: (value) => value ? sessionStorage.setItem(KEPT, value) : sessionStorage.removeItem(KEPT),
+  set: (value) => {
+    token.wrong = false;
+    if (value) sessionStorage.setItem(KEPT, value);
+    else sessionStorage.removeItem(KEPT);
+  },
 };
 
 /** What the server answers, JSON as values, else text. Throws `Refused`. */
 export async function ask(path, query = {}) {
   const given = Object.entries(query).filter(([, v]) => v !== undefined && v !== null && v !== "");
   const url = path + (given.length ? `?${new URLSearchParams(given)}` : "");
-  const headers = token.get() ? { Authorization: `Bearer ${token.get()}` } : {};
+  const used = token.get();
+  const headers = used ? { Authorization: `Bearer ${used}` } : {};
   let answer, found;
   try {
     answer = await fetch(url, { headers, cache: "no-store", credentials: "omit", signal: AbortSignal.timeout(30000) });
@@ -31,6 +40,11 @@ export async function ask(path, query = {}) {
     found = json ? await answer.json() : await answer.text();
   } catch { // it is away, or stopped in the midst of its answer
     throw new Refused(0, "", "The server does not answer.");
+  }
+  if (found.type === "urn:kvcore:token-wrong" && used === token.get()) {
+    token.set("");
+    token.wrong = true;
+    token.refused();
   }
   // /healthz says with 503 that something is stuck, and what
   if (!answer.ok && !found.checks) throw new Refused(answer.status, found.type ?? "", found.detail ?? answer.statusText);

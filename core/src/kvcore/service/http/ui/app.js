@@ -103,7 +103,12 @@ function tokens() {
   const kept = Boolean(token.get());
   $("token").hidden = kept;
   $("token-kept").hidden = !kept;
+  $("token-said").textContent = token.wrong ? "That is not the server's token." : "";
 }
+token.refused = () => {
+  tokens();
+  if (document.activeElement === document.body) $("token-field").focus();
+};
 
 $("token").addEventListener("submit", (event) => {
   event.preventDefault();

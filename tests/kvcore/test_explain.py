@@ -119,14 +119,18 @@ def test_a_prompt_shorter_than_a_chunk(make: Any) -> None:
 def test_never_stored_and_stored_by_itself_since(make: Any) -> None:
     told = make()
     keys = chunks.hashes(4)
-    missed(told.ask("first", keys), "never_stored", "as far as the record goes back")
+    first = told.ask("first", keys)
+    missed(first, "never_stored", "no earlier request on record began with the same 32 tokens", "kvcore diff @A.txt")
     told.put(keys)
     missed(told.explain("first"), "never_stored", "it was stored in l1")
     said = told.explain("first")
     assert said.now is not None
     assert said.now.chunks == 4
     assert said.broke is not None
-    assert "`inspect: {tokens: true}` in the engine's configuration, and a new start" in said.broke.remedy
+    assert "`inspect: {tokens: true}` in the engine's kvcore.yaml and a restart of it" in said.broke.remedy
+    told.ask("other", chunks.hashes(2, 50), space=told.engine.register(chunks.spec(), "pepper"))
+    second = told.ask("second", chunks.hashes(2, 100))
+    missed(second, "never_stored", "no earlier request on record of the same model, adapter and salt began with")
 
 
 def test_another_was_computing_it(make: Any) -> None:

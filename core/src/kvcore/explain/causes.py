@@ -12,7 +12,8 @@ from kvcore.observe.decisions import Decision
 from kvcore.observe.journal import Event
 
 MAX_EVENTS = 20
-KEEP_TOKENS = "`inspect: {tokens: true}` in the engine's configuration, and a new start"
+KEEP_TOKENS = "`inspect: {tokens: true}` in the engine's kvcore.yaml and a restart of it, for requests after that"
+COMPARE = "`kvcore diff @A.txt @B.txt --model DIR` with the texts of both prompts"
 
 
 class Facts(NamedTuple):
@@ -27,6 +28,8 @@ class Facts(NamedTuple):
         elsewhere: where the same chunk is under another namespace, if anywhere. other: in what that differs.
         since: from when on events are on record; None where they are not.
         writes: each tier's `write:`, in order.
+        compared: whether the chunk could be compared with every earlier request on record of this namespace.
+        separate: whether there are earlier requests of other namespaces.
     """
 
     decision: Decision
@@ -39,6 +42,8 @@ class Facts(NamedTuple):
     other: Sequence[DifferenceModel] = ()
     since: float | None = None
     writes: Mapping[str, str] = {}
+    compared: bool = False
+    separate: bool = False
 
 
 class Cause(NamedTuple):
@@ -219,7 +224,7 @@ def _parted(facts: Facts) -> Cause | None:
             return None
         why = "ended in it" if ends else "has other tokens in it"
         text = f"is not the same as in any prompt before: {name} shares the {facts.chunk} chunks before it, and {why}"
-        return Cause("differs", text, _KEEP_FRONT)
+        return Cause("differs", text, f"{_KEEP_FRONT}; {COMPARE} names the first token that differs")
     if near.tokens == other.asked.tokens:
         text = f"is not the same as in any prompt before: {name} ended after the first {shared:,} tokens"
     else:
@@ -268,13 +273,33 @@ def _never(facts: Facts, after: Sequence[Event]) -> Cause:
         return Cause("absent", "is in no tier; what became of objects is on record where the cache is, at the server")
     if decision.at < facts.since:
         return Cause("unknown", "was in no place, and what happened before is not on record any more")
-    text = "was never stored before, as far as the record goes back "
-    text += f"({ago(decision.at - facts.since)} before the question)"
+    text = _new(facts) + f" (the record goes back {ago(decision.at - facts.since)})"
     if after:
         text += f"; it was stored {_later(after, decision)}"
-    unknown = decision.asked.id and decision.asked.ids is None
-    remedy = f"nothing, if it is new; else {KEEP_TOKENS}: then the first token that differs is named" if unknown else ""
+    if not decision.asked.id:
+        return Cause("never_stored", text)
+    if facts.nearest is not None and facts.nearest.decision.asked.id:
+        compare = f"`kvcore diff {decision.asked.id} {facts.nearest.decision.asked.id}`"
+    else:
+        compare = COMPARE
+    remedy = f"nothing, if the prompt is new; else {compare} names the first token that differs"
+    if decision.asked.ids is None:
+        remedy += f"; or {KEEP_TOKENS}: then explain names it"
     return Cause("never_stored", text, remedy)
+
+
+def _new(facts: Facts) -> str:
+    """That nobody had asked for these tokens before, where the record can tell, or else for this chunk."""
+    size, near = facts.decision.chunk_tokens, facts.nearest
+    if not facts.compared or (near is not None and near.common(size) > facts.chunk * size):
+        text = "is new to the cache: it was not stored before"
+    else:
+        whose = " of the same model, adapter and salt" if facts.separate else ""
+        begin = f"with the same {count((facts.chunk + 1) * size, 'token')}"
+        text = f"is new to the cache: no earlier request on record{whose} began {begin}"
+    if near is not None and (shared := near.common(size)):
+        text += f"; the nearest, {_name(near.decision, facts.decision)}, shares the first {count(shared, 'token')}"
+    return text
 
 
 def _later(after: Sequence[Event], decision: Decision) -> str:

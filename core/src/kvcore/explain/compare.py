@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from kvcore.api import ConfigError
 from kvcore.explain import specs
 from kvcore.explain.cache import Cache
-from kvcore.explain.causes import KEEP_TOKENS, count
+from kvcore.explain.causes import COMPARE, KEEP_TOKENS, count
 from kvcore.explain.explain import explain_request, prompt_decision
 from kvcore.explain.models import Comparison, DifferenceModel, DiffModel, Question, Side
 from kvcore.explain.nearest import parting, shared, shared_tokens
@@ -85,7 +85,7 @@ def _sentence(two: Two, tokens: int | None, chunks: int | None) -> tuple[str, st
         if chunks is None:
             return "not known: neither hashes nor tokens of both are on record", ""
         return f"{count(chunks, 'chunk')} of {size} tokens; which token differs is not on record", (
-            f"{KEEP_TOKENS}: then it is named"
+            f"{COMPARE} names it; or {KEEP_TOKENS}: then this does"
         )
     if not size:
         return (

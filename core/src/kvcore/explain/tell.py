@@ -121,7 +121,8 @@ def _around(ids: Sequence[int], at: int, decode: Decode | None) -> str:
     if decode is None:
         return f"token {ids[at]} (its text: give --model DIR)"
     before, token, behind = decode(ids[:at]), decode(ids[at : at + 1]), decode(ids[at + 1 :])
-    return f"{before[-MAX_TEXT:]!r} then {token!r} then {behind[:MAX_TEXT]!r}"
+    begins = f"{before[-MAX_TEXT:]!r} then {token!r}" if before else f"it begins with {token!r}"
+    return f"{begins} then {behind[:MAX_TEXT]!r}" if behind else f"{begins}, then the prompt ends"
 
 
 def _side(request: str, tokens: int) -> str:

@@ -76,6 +76,14 @@ def test_every_reason_is_on_the_page() -> None:
         assert f"`{reason}`" in PAGE, reason
 
 
+def test_every_counted_reason_is_on_the_page() -> None:
+    from kvcore.explain.words import BROKE
+
+    bridge = PAGE.split("## Counted and explained")[1].split("\n## ")[0]
+    counted = "".join(row.split("|")[1] for row in bridge.splitlines() if row.startswith("| "))
+    assert not [word for word in ("absent", *BROKE) if f"`{word}`" not in counted]
+
+
 def test_the_pages_command_over_http(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     """The command asks whom `--url` names, with the token of the environment: here the same routes without a server."""
     (command,) = re.findall(r"^    (kvcore explain .*--url .*)$", PAGE, re.M)
@@ -138,6 +146,8 @@ def test_two_prompts_without_a_cache(
         (["explain", "nobody"], "no request 'nobody' is among the 2 lookups on record"),
         (["explain", "93", "--prompt", "x"], "give a request or a prompt, not both"),
         (["explain", "--prompt", "x"], "--model is missing"),
+        (["explain", "--prompt", "x\udcff", "--model", "qwen3"], "the prompt is no text in UTF-8"),
+        (["explain", "x\udcff"], "no request"),
         (["explain", "--prompt", "x", "--model", "nowhere/at/all"], "it is no folder, and the hub's cache"),
         (["explain", "--prompt-file", "absent.txt"], "absent.txt: No such file or directory"),
         (["explain", "93", "--cache", "other"], "--cache other: there are vllm-"),

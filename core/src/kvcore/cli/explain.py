@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from kvcore.explain.models import Explanation
 
 LISTED = 20
+LEGEND = """\
+OWN: chunks that the engine had itself, FOUND: those that the cache had beyond
+ENDED BY: why the next chunk was not had (absent: by nobody); more says kvcore explain REQUEST"""
 MAX_ID = 64
 """Characters of an id in the list."""
 
@@ -126,6 +129,7 @@ def _list(args: argparse.Namespace, asked: list[Any]) -> int:
             ("AT", "REQUEST", "TOKENS", "CHUNKS", "OWN", "FOUND", "ENDED BY", "CACHE"),
             [_row(r) for r in rows],
         )
+        print(paint(LEGEND, "dim"))
     return 0
 
 

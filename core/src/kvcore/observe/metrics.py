@@ -50,7 +50,8 @@ METRICS: dict[str, Spec] = {
             "`no_server` (it is away), `refused` (by the server, with a line in the log, or what cannot be keys), "
             "`lookup_timeout`, `stalled` (the tiers did not run at all), `l1_full` (no room to load into), `tier_down` "
             "(circuit breaker open), `slow_tier` (the engine computes it sooner), `internal` (a bug, in the log), "
-            "or how the load failed: see the outcomes of `kvcore_tier_operations_total`"
+            "or how the load failed: see the outcomes of `kvcore_tier_operations_total`. "
+            "[What `kvcore explain` makes of each](explain.md#counted-and-explained)"
         },
     ),
     "hit_tokens": Spec("counter", "Tokens whose computation was saved, counted when they were retrieved"),

@@ -118,4 +118,8 @@ def read(word: str) -> str | list[int]:
 
 def tokens(prompt: str | list[int], args: argparse.Namespace) -> list[int]:
     """The token ids of what `read` has read."""
-    return prompt if isinstance(prompt, list) else tokenizer(args).encode(prompt, args.chat)
+    if isinstance(prompt, list):
+        return prompt
+    if any("\ud800" <= c <= "\udfff" for c in prompt):
+        raise ConfigError("the prompt is no text in UTF-8")
+    return tokenizer(args).encode(prompt, args.chat)

@@ -10,7 +10,8 @@ from kvcore.api.units import format_size
 from kvcore.cli.output import cut
 from kvcore.cli.top.sample import Figures, Sample, Watch
 
-BAR = 20
+BAR = 10
+HOLDS = 34
 MOST_PREFIXES = 8
 MOST_TENANTS = 8
 MOST_MISSES = 4
@@ -70,7 +71,7 @@ def _record(hot: Mapping[str, Any] | None) -> list[Text]:
         return []
     own, found = hot["own"] / hot["chunks"], hot["found"] / hot["chunks"]
     last = "last request" if hot["requests"] == 1 else f"last {hot['requests']:,} requests"
-    text = f"{own:.1%} held by the engine itself, {found:.1%} found here, {1 - own - found:.1%} computed"
+    text = f"{own:.1%} held by the engine, {found:.1%} found here, {1 - own - found:.1%} computed"
     return [Text(f"  the {last}: {text}")]
 
 
@@ -92,25 +93,23 @@ def _places(status: Mapping[str, Any], window: Figures, total: Figures) -> list[
     l1, tiers = status["l1"], status["tiers"]
     if l1 is None and not tiers:
         return []
-    lines = [
-        Text(
-            f"  {'PLACE':<12}{'STATE':<9}{'HITS':>7}{'LOAD':>12}{'STORE':>12}{'QUEUE':>11}{'OBJECTS':>10}  HOLDS", "dim"
-        )
-    ]
+    through = f"{'LOAD':>13}{'STORE':>13}{'QUEUE':>10}{'OBJECTS':>10}"
+    lines = [Text(f"  {'PLACE':<12}{'STATE':<9}{'HITS':>6}  {'HOLDS':<{HOLDS}}{through}", "dim")]
     if l1 is not None:
         used = l1["size"] - l1["free"]
-        holds = f"{bar(used, l1['size'])} {format_size(used)} of {format_size(l1['size'])}, {l1['leases']} leases"
-        lines.append(_place("l1", "", _share("l1", window, total), {}, window, 0, l1["objects"], holds))
+        holds = _filled(used, l1["size"])
+        line = _place("l1", "", _share("l1", window, total), {}, window, 0, l1["objects"], holds)
+        lines.append(Text(f"{line.text}, {l1['leases']} leased"))
     for tier in tiers:
         usage = tier["usage"] or {}
         holds, objects = "", usage.get("objects")
         if usage:
             holds = format_size(usage["nbytes"])
             if usage["capacity"]:
-                holds = f"{bar(usage['nbytes'], usage['capacity'])} {holds} of {format_size(usage['capacity'])}"
-        through = window.tiers.get(tier["name"], {})
+                holds = _filled(usage["nbytes"], usage["capacity"])
+        passed = window.tiers.get(tier["name"], {})
         share = _share(tier["name"], window, total)
-        line = _place(tier["name"], tier["state"], share, through, window, tier["queue_bytes"], objects, holds)
+        line = _place(tier["name"], tier["state"], share, passed, window, tier["queue_bytes"], objects, holds)
         lines.append(line if tier["state"] == "open" else line._replace(colour="error"))
         if tier["cause"]:
             lines.append(Text(f"    {tier['cause']}", "error"))
@@ -130,7 +129,12 @@ def _place(
     load, store = (speed(through.get(f"{op}_bytes", 0.0), window.seconds) for op in ("load", "store"))
     waits = format_size(queue) if queue else "-"
     there = "-" if objects is None else f"{objects:,}"
-    return Text(f"  {name:<12}{state:<9}{share:>7}{load:>12}{store:>12}{waits:>11}{there:>10}  {holds}")
+    return Text(f"  {name:<12}{state:<9}{share:>6}  {holds:<{HOLDS}}{load:>13}{store:>13}{waits:>10}{there:>10}")
+
+
+def _filled(used: int, size: int) -> str:
+    """`[####....] 3.4 GiB of 8 GiB`."""
+    return f"{bar(used, size)} {format_size(used)} of {format_size(size)}"
 
 
 def _share(place: str, window: Figures, total: Figures) -> str:

@@ -172,7 +172,9 @@ def kvcore_failed(events: Sequence[ObjectEvent]) -> None:
 @hookspec
 def kvcore_spans(spans: Sequence[Span]) -> None:
     """What was done for requests, about a second after the fact, in the order in which it ended. Told by the process
-    that owns the cache, and kept only where this hook is implemented when the cache opens."""
+    that owns the cache, and kept only where this hook is implemented when the cache opens. kvcore-otel's README lists
+    their names and attributes. A prompt shorter than a chunk is no lookup here; why a chunk was not there is worked out
+    only by `kvcore explain`."""
 
 
 @hookspec

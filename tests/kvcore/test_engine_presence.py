@@ -2,8 +2,11 @@
 
 import importlib
 import os
+import re
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
 from pathlib import Path
 
@@ -99,6 +102,26 @@ def test_a_cache_engine_closes_once_and_serves_fresh_gauges(tmp_path: Path, obse
     engine.close()
     assert observed[0] == ("opened", "kvcore")
     assert [event for event in observed if event[0] == "closed"] == [("closed", "kvcore")]
+
+
+def test_metrics_that_nobody_asks_for_wake_nothing(tmp_path: Path) -> None:
+    engine = opened(tmp_path, "metrics_port: 0\n")
+    scrape(port_of(engine))
+    (thread,) = [t for t in threading.enumerate() if t.name == "kvcore-metrics"]
+    status = Path(f"/proc/self/task/{thread.native_id}/status")
+
+    def wakes() -> list[str]:
+        return re.findall(r"^voluntary_ctxt_switches:\t(\d+)$", status.read_text(), re.M)
+
+    give_up = time.monotonic() + 60
+    before: list[str] = []
+    while before != wakes():  # until it has gone to sleep after that answer
+        assert time.monotonic() < give_up, "it does not sleep"
+        before = wakes()
+        time.sleep(1.2)
+    engine.close()
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 FORKED = """

@@ -1,9 +1,13 @@
 """How metrics leave the process: a Prometheus registry of our own, and the port it is served on."""
 
+import socket
+import threading
 from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.metrics_core import Metric
 
 from kvcore.observe.log import logger
@@ -32,15 +36,35 @@ def _nothing() -> None:
     pass
 
 
+class _Server(ThreadingMixIn, WSGIServer):
+    """Sleeps until somebody asks: the base class looks twice a second whether it is to end."""
+
+    daemon_threads = True
+
+    def serve_forever(self, _: float = 0.0) -> None:
+        super().serve_forever(None)  # type: ignore[arg-type]  # a selector's time-out
+
+    def shutdown(self) -> None:
+        self.socket.shutdown(socket.SHUT_RDWR)  # which wakes it
+        super().shutdown()
+
+
+class _Handler(WSGIRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+
 def serve(registry: Registry, port: int) -> Any:
     """Serve `registry` on this port of 127.0.0.1, on a thread of its own; 0 picks a free one.
 
     Returns the server (`shutdown` and `server_close` end it), or None when the port cannot be had, which is logged.
     """
     try:
-        server, _ = start_http_server(port, addr="127.0.0.1", registry=registry)
+        server = _Server(("127.0.0.1", port), _Handler)
     except OSError as error:
         logger.warning("metrics_port %d cannot be served (%s): the cache runs without it", port, error)
         return None
+    server.set_app(make_wsgi_app(registry))
+    threading.Thread(target=server.serve_forever, name="kvcore-metrics", daemon=True).start()
     logger.info("metrics are served on http://127.0.0.1:%d/metrics", server.server_port)
     return server

@@ -216,6 +216,22 @@ def test_promtool_accepts_the_rules_and_their_tests_hold() -> None:
         assert "SUCCESS" in done.stdout
 
 
+def test_promtool_accepts_the_scrape_configuration_with_and_without_the_token(tmp_path: Path) -> None:
+    plain = (FOLDER / "prometheus.yaml").read_text()
+    token = plain.replace("    # authorization: # ", "    authorization: # ").replace("    #   cred", "      cred")
+    assert plain != token
+    config = yaml.safe_load(token)
+    assert config["scrape_configs"][0]["authorization"] == {"credentials_file": "/etc/kvcore/http-token"}
+    (tmp_path / "token").write_text("correct horse battery")
+    config["scrape_configs"][0]["authorization"]["credentials_file"] = str(tmp_path / "token")
+    (tmp_path / "alerts.yaml").write_bytes((FOLDER / "alerts.yaml").read_bytes())
+    for text in (plain, yaml.safe_dump(config)):
+        (tmp_path / "prometheus.yaml").write_text(text)
+        words = [tool("promtool"), "check", "config", str(tmp_path / "prometheus.yaml")]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_every_alert_is_planted_in_a_test() -> None:
     tests = yaml.safe_load((FOLDER / "alerts.test.yaml").read_text())["tests"]
     fired = {case["alertname"] for t in tests for case in t["alert_rule_test"] if case["exp_alerts"]}

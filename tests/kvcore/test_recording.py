@@ -88,7 +88,8 @@ def test_what_is_recorded_is_what_lookups_have_in_common_and_no_more(
     assert times[0] == 0
     assert times == sorted(times)
     assert [line["input_length"] for line in lines(out)] == [133, 133, 7, 133]
-    assert {name for line in lines(out) for name in line} == {"timestamp", "input_length", "hash_ids", "block_tokens"}
+    names = {"timestamp", "input_length", "hash_ids", "block_tokens", "token_bytes"}
+    assert {name for line in lines(out) for name in line} == names
     text = gzip.decompress(out.read_bytes())
     for chunk_hash in hashes(4):
         value = int.from_bytes(chunk_hash[:7], "big")
@@ -114,6 +115,7 @@ def test_a_recording_is_simulated_with_its_own_block_size(
     assert (told["requests"], told["tokens"], told["block_tokens"], told["missed"]) == (3, 384, 32, 0)
     trace = read_trace(str(out))
     assert (trace.format, trace.block_tokens, trace.distinct, trace.unlike) == ("kvcore", 32, 4, 0)
+    assert trace.token_bytes == sum(layout.nbytes for layout in space.groups) / 32
     assert main(["simulate", str(out), "--policy", "lru", "--capacity", "4blocks", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["policies"][0]["results"][0]["hit_rate"] == pytest.approx(2 / 3)
@@ -240,6 +242,24 @@ def test_a_recording_of_nothing_leaves_nothing(
         assert "nothing was recorded, and there is no trace" in told.err
         assert told.out == ""
         assert not (folder / "t.jsonl.gz").exists()
+
+
+def test_a_recorded_trace_says_how_large_its_kv_is(
+    folder: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = folder / "in.jsonl"
+    line: dict[str, Any] = {"input_length": 32, "hash_ids": [1, 2], "block_tokens": 16}
+    command = ["replay", str(trace), "--config", str(config), "--speed", "max", "--json"]
+    trace.write_text(json.dumps(line) + "\n")
+    assert main(command) == 1
+    assert "in.jsonl does not say how large the KV of a token is: --bytes-per-token" in capsys.readouterr().err
+    trace.write_text(json.dumps({**line, "token_bytes": 1024}) + "\n")
+    for more, size in (([], 1024), (["--bytes-per-token", "2KiB"], 2048)):
+        assert main([*command, *more]) == 0
+        assert json.loads(capsys.readouterr().out)["bytes_per_token"] == size
+    assert main(["simulate", str(trace), "--policy", "lru", "--capacity", "32KiB", "--json"]) == 0
+    (capacity,) = json.loads(capsys.readouterr().out)["capacities"]
+    assert capacity["blocks"] == 2
 
 
 def test_a_replay_that_would_never_end_is_refused(

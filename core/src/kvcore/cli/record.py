@@ -107,6 +107,8 @@ class Recording:
             "hash_ids": blocks,
             "block_tokens": self.block_tokens,
         }
+        if request.get("token_bytes"):  # a cache of another release does not say it
+            line["token_bytes"] = request["token_bytes"]
         self._out.write(json.dumps(line, separators=(",", ":")) + "\n")
         self.requests += 1
         self.tokens += tokens

@@ -27,8 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--config", metavar="FILE", help="the cache: a YAML file (default: KVCORE_CONFIG)")
     parser.add_argument(
-        "--bytes-per-token", metavar="SIZE", type=_size, required=True,
-        help="KV of one token, such as 128KiB: `kvcore plan --model MODEL` says it",
+        "--bytes-per-token", metavar="SIZE", type=_size,
+        help="KV of one token, such as 128KiB: `kvcore plan --model MODEL` says it (default: what a trace of "
+        "`kvcore record` says)",
     )  # fmt: skip
     parser.add_argument(
         "--speed", metavar="X", type=_speed, default=1.0,
@@ -48,6 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Replay and tell. Status 1 when a block came back with other bytes than were stored."""
     trace = read_trace(args.trace, block_tokens=args.block_tokens, limit=args.requests)
+    args.bytes_per_token = args.bytes_per_token or trace.token_bytes
+    if args.bytes_per_token is None:
+        raise ConfigError(
+            f"{trace.name} does not say how large the KV of a token is: --bytes-per-token SIZE, such as 128KiB, which "
+            "`kvcore plan --model MODEL` says"
+        )
     name = args.name or secrets.token_hex(6)
     with ExitStack() as stack:
         engine = _engine(args, trace.block_tokens, stack)

@@ -33,7 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "half of it seven times)",
     )
     parser.add_argument(
-        "--bytes-per-token", metavar="SIZE", type=_size, help="KV of one token, such as 128KiB, for sizes in bytes"
+        "--bytes-per-token",
+        metavar="SIZE",
+        type=_size,
+        help="KV of one token, such as 128KiB, for sizes in bytes (default: what a trace of `kvcore record` says)",
     )
     parser.add_argument(
         "--block-tokens",
@@ -53,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     trace = read_trace(args.trace, block_tokens=args.block_tokens, limit=args.requests)
     if trace.unlike:
         error(show.unlike(trace))
-    result = simulate(trace, capacities(args.capacity, trace, args.bytes_per_token), candidates)
+    result = simulate(trace, capacities(args.capacity, trace, args.bytes_per_token or trace.token_bytes), candidates)
     if args.plot:
         with open(args.plot, "w", encoding="utf-8") as file:
             file.write(svg(result))

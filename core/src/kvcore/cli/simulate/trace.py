@@ -47,6 +47,8 @@ class Trace(msgspec.Struct):
     """Requests with more or fewer blocks than their length makes at `block_tokens`."""
     likely_block_tokens: int = 0
     """The power of two that the lengths and blocks suggest."""
+    token_bytes: int | None = None
+    """KV of a token, where the trace says it."""
 
     def requests(self) -> Iterator[tuple[float, "array[int]"]]:
         """The time in seconds and the blocks of each request."""
@@ -57,13 +59,15 @@ class Trace(msgspec.Struct):
 
 
 class Line(msgspec.Struct):
-    """What is read of a line. `chat_id` only tells the formats apart, `block_tokens` is that of the first line."""
+    """What is read of a line. `chat_id` only tells the formats apart, `block_tokens` and `token_bytes` are those of
+    the first line."""
 
     input_length: Annotated[int, msgspec.Meta(ge=0)]
     hash_ids: list[int | str]
     timestamp: float | None = None
     chat_id: Any = None
     block_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    token_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 class Format(NamedTuple):
@@ -163,7 +167,9 @@ class _Reading:
     def _begin(self, line: Line) -> tuple[Trace, float]:
         form = next(f for f in FORMATS if f.recognise(line))
         tokens = self._block_tokens or line.block_tokens or form.block_tokens
-        return Trace(self._name, form.name, tokens, array("d"), array("q"), array("I")), form.time_s
+        trace = Trace(self._name, form.name, tokens, array("d"), array("q"), array("I"))
+        trace.token_bytes = line.token_bytes
+        return trace, form.time_s
 
     def _add(self, trace: Trace, line: Line, time_s: float) -> None:
         ids, length, size = line.hash_ids, line.input_length, trace.block_tokens

@@ -197,6 +197,8 @@ class RequestModel(Model):
     """Chunks that it has stored since."""
     begin: int
     """The chunk of the first hash: a server does not hear of those that the engine held itself."""
+    token_bytes: int | None = None
+    """KV of a token, in all groups and ranks; None where the cache does not know the model."""
     hashes: list[str] | None = None
     """Of its chunks, from `begin` on, hexadecimal; where they were asked for."""
 

@@ -90,6 +90,17 @@ class Subject:
         known: Identities | None = getattr(self.cache, "identities", None)
         return {n: (i.spec.model, i.tenant) for n, i in known.all().items()} if known is not None else {}
 
+    @property
+    def token_bytes(self) -> dict[bytes, int]:
+        """Namespace -> KV of a token in bytes, in all groups and ranks."""
+        if self.manager is None:
+            specs = {s.namespace: s.spec for c in self.clients for s in c.spaces() if s.namespace}
+        else:
+            known: Identities | None = getattr(self.cache, "identities", None)
+            specs = {n: i.spec for n, i in known.all().items()} if known is not None else {}
+        block = {n: sum(sum(g.block_bytes) for g in spec.groups) * spec.ranks for n, spec in specs.items()}
+        return {n: -(-block[n] // spec.block_tokens) for n, spec in specs.items()}
+
     def at_end(self, call: Callable[[], None]) -> None:
         """Have `call` called when the cache is closed."""
         if self.manager is not None:

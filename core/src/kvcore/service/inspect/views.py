@@ -53,19 +53,21 @@ def status(subject: Subject, _: Any = None) -> m.StatusModel:
 
 def requests(subject: Subject, query: m.RequestsQuery) -> m.RequestsModel:
     """Requests on record: those after `since`, or without it the newest."""
-    decisions, spaces = subject.decisions, subject.spaces
+    decisions, spaces, sizes = subject.decisions, subject.spaces, subject.token_bytes
     since = max(0, decisions.last - query.limit) if query.since is None else query.since
     found = decisions.since(since, query.limit)
     oldest = decisions.since(0, 1)
     return m.RequestsModel(
-        requests=[request(d, spaces, hashes=query.hashes) for d in found],
+        requests=[request(d, spaces, sizes, hashes=query.hashes) for d in found],
         next=found[-1].seq if found else since,
         oldest=oldest[0].seq if oldest else 0,
         newest=decisions.last,
     )
 
 
-def request(decision: Decision, spaces: Mapping[bytes, tuple[str, str]], *, hashes: bool = False) -> m.RequestModel:
+def request(
+    decision: Decision, spaces: Mapping[bytes, tuple[str, str]], sizes: Mapping[bytes, int], *, hashes: bool = False
+) -> m.RequestModel:
     """One of them."""
     model, tenant = spaces.get(decision.namespace, ("", ""))
     asked = decision.asked
@@ -91,6 +93,7 @@ def request(decision: Decision, spaces: Mapping[bytes, tuple[str, str]], *, hash
         retrieved=decision.retrieved,
         stored=decision.stored,
         begin=decision.begin,
+        token_bytes=sizes.get(decision.namespace),
         hashes=[h.hex() for h in decision.hashes] if hashes else None,
     )
 

@@ -106,7 +106,7 @@ soak: setup ## Ten minutes of load on a server, and two thousand instants at whi
 check: lint types contracts docs-check ## Lint, types, import contracts, generated docs
 
 lint: setup
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
 
 types: setup

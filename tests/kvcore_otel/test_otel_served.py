@@ -3,12 +3,11 @@
 import time
 from pathlib import Path
 
-from otel_collector import Collector, Received
-
 from kvcore.engine import Asked
 from kvcore.service import open_engine
 from kvcore.testing.chunks import hashes, spec
 from kvcore.testing.servers.kvcore import KVCoreServer
+from otel_collector import Collector, Received
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 WAIT_S = 60.0

@@ -37,7 +37,7 @@ def test_vllm_alone_and_with_kvcore(models: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     plain, kvcore = json.loads(done.stdout)["subjects"]
     assert (plain["name"], kvcore["name"]) == ("plain", "kvcore")
-    assert 3 <= json.loads(done.stdout)["tokens_per_word"] <= 6
+    assert 2 <= json.loads(done.stdout)["tokens_per_word"] <= 8
     for subject in (plain, kvcore):
         first, again = subject["phases"]["first"], subject["phases"]["again"]
         assert (first["requests"], again["requests"]) == (4, 4)

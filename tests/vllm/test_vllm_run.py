@@ -4,7 +4,9 @@ import json
 import os
 import random
 import shlex
+import shutil
 import sys
+import tempfile
 import time
 from http.client import HTTPConnection
 from pathlib import Path
@@ -93,7 +95,8 @@ def shown(folder: Path, prompt: list[int]) -> None:
 def test_a_server_started_by_kvcore_run(
     models: Path, tmp_path: Path, via: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KVCORE_RUN_DIR", str(tmp_path / "run"))
+    run = tempfile.mkdtemp()  # a socket's path must be short
+    monkeypatch.setenv("KVCORE_RUN_DIR", run)
     numbers = random.Random(5)
     prompt = [numbers.randrange(3, 1000) for _ in range(TOKENS)]
     server = Run(tmp_path, models / "tiny", via)
@@ -111,6 +114,7 @@ def test_a_server_started_by_kvcore_run(
         shown(tmp_path, prompt)
     finally:
         server.stop()
+        shutil.rmtree(run, ignore_errors=True)
     added = json.loads(shlex.split(server.log.read_text().splitlines()[0].removeprefix("kvcore adds: "))[1])
     extra = added["kv_connector_extra_config"]
     if via == "connector":

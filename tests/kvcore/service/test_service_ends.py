@@ -57,7 +57,7 @@ def test_a_socket_whose_file_is_removed_is_there_again(server: KVCoreServer) -> 
     back(other)
     assert contents(other, other.register(spec()), hashes()) == list(range(1, 9))
     assert contents(engine, space, hashes()) == list(range(1, 9))  # its connection has not noticed
-    for path in (server.socket, Path(f"{server.socket}.lock")):
+    for path in (Path(f"{server.socket}.lock"), server.socket):  # that of the socket is heard of at once
         path.unlink()
     until(server.socket.exists, "also when its lock was removed, too")
     command = [sys.executable, "-m", "kvcore", "serve", "--config", str(server.config)]

@@ -146,10 +146,11 @@ class LocalStore:
         self, space: StoreSpace, hashes: Sequence[bytes], buffers: Buffers, group: int = 0, request: str = ""
     ) -> list[bool]:
         """See `ObjectStore.load`."""
-        load = partial(self._batches.load, tokens=space.spec.block_tokens)
+        tokens = space.spec.block_tokens if isinstance(space, StoreSpace) else 0  # else `_move` says what is wrong
+        load = partial(self._batches.load, tokens=tokens)
         arrived = self._move(load, space, hashes, buffers, group, writable=True)
         if not group and (decision := self.decisions.latest(request)) is not None:
-            decision.retrieved += arrived.count(True) * space.spec.block_tokens
+            decision.retrieved += arrived.count(True) * tokens
         return arrived
 
     def store(

@@ -176,7 +176,9 @@ class TracedStore(LocalStore):
     def _span(self, name: str, space: StoreSpace, hashes: Sequence[bytes], asked: Asked | None) -> Iterator[OpenSpan]:
         with traced(self._spans, name, asked=asked) as span:
             assert span is not None
-            span.attributes |= {"kvcore.model": space.spec.model, "kvcore.chunks": len(hashes)}
+            span.attributes["kvcore.chunks"] = len(hashes)
+            if isinstance(space, StoreSpace):  # else the store says what is wrong
+                span.attributes["kvcore.model"] = space.spec.model
             yield span
 
 

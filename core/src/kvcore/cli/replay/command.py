@@ -8,7 +8,7 @@ from typing import Any
 
 from kvcore.api import format_size
 from kvcore.api.errors import ConfigError
-from kvcore.api.units import parse_size
+from kvcore.cli.arguments import positive, token_bytes
 from kvcore.cli.config import add_set, flags
 from kvcore.cli.output import error, print_json
 from kvcore.cli.replay.replaying import Replay, model
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--config", metavar="FILE", help="the cache: a YAML file (default: KVCORE_CONFIG)")
     parser.add_argument(
-        "--bytes-per-token", metavar="SIZE", type=_size,
+        "--bytes-per-token", metavar="SIZE", type=token_bytes,
         help="KV of one token, such as 128KiB: `kvcore plan --model MODEL` says it (default: what a trace of "
         "`kvcore record` says)",
     )  # fmt: skip
@@ -35,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--speed", metavar="X", type=_speed, default=1.0,
         help="times as fast as it was recorded; `max`: each as soon as the one before is done (default: 1)",
     )  # fmt: skip
-    parser.add_argument("--requests", metavar="N", type=_positive, help="only the first N requests")
+    parser.add_argument("--requests", metavar="N", type=positive, help="only the first N requests")
     parser.add_argument(
-        "--block-tokens", metavar="N", type=_positive, help="tokens per block, where the trace is silent"
+        "--block-tokens", metavar="N", type=positive, help="tokens per block, where the trace is silent"
     )
     parser.add_argument(
         "--name", metavar="WORD", help="find what an earlier replay of this name stored (default: nothing)"
@@ -164,16 +164,6 @@ def _show(told: dict[str, Any]) -> None:
     )
 
 
-def _size(text: str) -> int:
-    try:
-        nbytes = parse_size(text)
-    except ValueError as e:
-        raise argparse.ArgumentTypeError(str(e)) from None
-    if nbytes < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no size of a token's KV: write a size such as 128KiB")
-    return nbytes
-
-
 def _speed(text: str) -> float | None:
     if text == "max":
         return None
@@ -184,9 +174,3 @@ def _speed(text: str) -> float | None:
     if not 0.0 < speed < 1e6:
         raise argparse.ArgumentTypeError(f"{text!r} is no speed: a number above 0, such as 1 or 0.5, or `max`")
     return speed
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
-    return int(text)

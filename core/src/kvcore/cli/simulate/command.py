@@ -1,10 +1,9 @@
 """Arguments, and what is run in which order."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
-from kvcore.api.units import parse_size
+from kvcore.cli.arguments import argument, positive, token_bytes
 from kvcore.cli.output import error
 from kvcore.cli.simulate import show
 from kvcore.cli.simulate.capacity import capacities
@@ -35,16 +34,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bytes-per-token",
         metavar="SIZE",
-        type=_size,
+        type=token_bytes,
         help="KV of one token, such as 128KiB, for sizes in bytes (default: what a trace of `kvcore record` says)",
     )
     parser.add_argument(
         "--block-tokens",
         metavar="N",
-        type=_positive,
+        type=positive,
         help="tokens per block of the trace (default: the format's, 512 for Mooncake and 16 for Bailian)",
     )
-    parser.add_argument("--requests", metavar="N", type=_positive, help="only the first N requests")
+    parser.add_argument("--requests", metavar="N", type=positive, help="only the first N requests")
     parser.add_argument("--plot", metavar="FILE.svg", type=_svg, help="write the plot to a file, too")
     parser.add_argument("--json", action="store_true", help="JSON on stdout")
 
@@ -69,34 +68,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if result.faults else 0
 
 
-def _argument(parse: Callable[[str], int | str]) -> Callable[[str], int | str]:
-    """For argparse, which otherwise hides what is wrong with a value."""
-
-    def parsed(text: str) -> int | str:
-        try:
-            return parse(text)
-        except ValueError as e:
-            raise argparse.ArgumentTypeError(str(e)) from None
-
-    return parsed
-
-
-@_argument
-def _size(text: str) -> int:
-    nbytes = parse_size(text)
-    if nbytes < 1:
-        raise ValueError(f"{text} is no size of a token's KV: write a size such as 128KiB")
-    return nbytes
-
-
-@_argument
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{text!r} is not a number of at least 1")
-    return int(text)
-
-
-@_argument
+@argument
 def _svg(text: str) -> str:
     if not text.endswith(".svg"):
         raise ValueError(f"{text!r} does not end with .svg, the one format of plots")

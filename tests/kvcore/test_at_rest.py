@@ -49,3 +49,14 @@ def test_rounds_are_rare_until_something_is_begun(engine: CacheEngine) -> None:
         assert next_round_s(engine) <= 1.5
     engine.release(lookup)
     until(lambda: next_round_s(engine) > 3, "it comes to rest again")
+
+
+def test_a_lookup_ends_the_rest_once_in_a_while(engine: CacheEngine) -> None:
+    space: Space = engine.register(SPEC)
+    until(lambda: engine.manager.resting and next_round_s(engine) > 30, "who rests does so for a lease")
+    rounds = engine.manager.reaped_at
+    engine.release(engine.lookup(space, [b"absent".ljust(32)]))
+    until(lambda: engine.manager.reaped_at != rounds, "what a lookup began is looked after, and written down")
+    points = len(engine.manager.history.since().times)
+    assert points >= 2
+    until(lambda: engine.manager.resting, "it comes to rest again")

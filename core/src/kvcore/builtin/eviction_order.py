@@ -52,9 +52,14 @@ class OrderedPolicy(EvictionPolicy):
             return
         if sizes.count(sizes[0]) != len(keys) or not self._batch_of.keys().isdisjoint(keys):
             self._insert_some_known(dict(zip(keys, sizes, strict=True)))
-            return
+        else:
+            self.insert_new(list(keys), sizes[0])
+
+    def insert_new(self, keys: list[Any], nbytes: int) -> None:
+        """The same for keys that are not here, all of one size. L1 knows that of its own, and most of what `insert` costs
+        is to find that out. `keys` is the policy's from then on."""
         before = len(self._batch_of)
-        batch = self._append(list(keys), sizes[0])
+        batch = self._append(keys, nbytes)
         if len(self._batch_of) - before < len(keys):  # one came twice
             batch.keys = list(dict.fromkeys(keys))
             batch.live = len(batch.keys)

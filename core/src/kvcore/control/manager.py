@@ -35,7 +35,7 @@ _NAMESPACE = attrgetter("space.namespace")
 DRAIN_S = 10.0
 """How long `close` waits for the tiers to take what L1 still owes them."""
 REAP_S = 1.0
-REST_S = 10.0
+REST_S = 10.0  # of a cache without L1; one with L1 rests for a lease: whoever asks it something ends that
 """How often a cache in which nothing can end looks around all the same."""
 CLOSE_TIERS_S = 20.0
 MIN_AUTO_BYTES = 64 << 20
@@ -61,6 +61,7 @@ class StorageManager:
             logger.setLevel(config.log_level.upper())
         self.config = config
         self.metrics = metrics
+        registry.collector = metrics.registry
         self.hooks = registry.use_hooks(config.hooks)
         self.registry = registry
         self.journal = Journal(MAX_OBJECTS if config.inspect.requests else 0)
@@ -73,6 +74,8 @@ class StorageManager:
         self.reaped_at = self.reap_by = time.monotonic()
         """When the reaper last ran, and when it is to run again."""
         self._stirred = asyncio.Event()
+        self.resting = False
+        """Nothing is looked after until a lease's time is over, or somebody calls `stir`."""
         self.loop = LoopThread("kvcore-io")
         if self.hooks.listens("spans"):
             self.spans = Spans(self.hooks.spans, self.loop.post)
@@ -217,11 +220,13 @@ class StorageManager:
         """End what is over: leases, pins, objects with a time to live. Who rests is not woken for it."""
         expiring: asyncio.Task[None] | None = None
         while True:
-            rest_s = self._rest_s()
+            rest_s = REAP_S if self._stirred.is_set() else self._rest_s()  # whoever stirs once, may do so again
+            self._stirred.clear()
             self.reap_by = time.monotonic() + rest_s
+            self.resting = rest_s > REAP_S
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stirred.wait(), rest_s)
-            self._stirred.clear()
+            self.resting = False
             self.history.tick()
             if self.arena is not None:
                 self._reap()
@@ -234,7 +239,7 @@ class StorageManager:
         busy = any(t.expires for t in self.tiers) or self.config.tenants
         if busy or (self.arena is not None and (self.l1.watched or not self.l1.at_rest)):
             return REAP_S
-        return max(REAP_S, min(REST_S, self.config.l1.lease))
+        return REST_S if self.arena is None else max(REAP_S, self.config.l1.lease)
 
     def stir(self) -> None:
         """Something was begun that may be over soon. From any thread."""

@@ -162,6 +162,8 @@ class CacheEngine:
         lookup = Lookup(self.manager, space, tables, hashes, first, answered, each)
         if (asked is not None or not each) and not self.manager.closed:
             lookup.decision = self.decisions.begin(asked, space.namespace, hashes, first, space.chunk_tokens, begin)
+        if self.manager.resting:
+            self.manager.stir()
         if not spaces.even(hashes[first:] if first else hashes):
             lookup.refuse()
             return lookup

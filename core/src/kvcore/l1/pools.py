@@ -62,6 +62,7 @@ class Pool(Account):
         self.made_room_s = 0.0
         self._policy = policy
         self._trusted = type(policy).__module__.startswith("kvcore.builtin.")  # proven by their tests; checks cost
+        self._insert_new = getattr(policy, "insert_new", None) if self._trusted else None
         self._orphans: dict[L1Object, None] = {}  # what the policy may not know, because it has failed: oldest first
         self._notes: list[tuple[int, list[L1Object]]] = []  # (size of each if they are new, else 0; objects), in order
         self._log = log
@@ -77,7 +78,9 @@ class Pool(Account):
         note is of an object that has gone; temporary ones it never heard of, and ignores."""
         for new_bytes, objects in self._notes:
             try:
-                if new_bytes:
+                if new_bytes and self._insert_new is not None:
+                    self._insert_new(objects, new_bytes)
+                elif new_bytes:
                     self._policy.insert(objects, [new_bytes] * len(objects))
                 else:
                     self._policy.touch(objects)
@@ -125,6 +128,7 @@ class Pool(Account):
     def close(self) -> None:
         """Let go of all objects. Idempotent."""
         self._policy = _Nothing()
+        self._insert_new = None
         self._orphans.clear()
         self._notes.clear()
 

@@ -89,10 +89,8 @@ class ZstdSerde(Serde):
             planes.append(_unpack(data[at : at + size], len(segment), decompressor))
             at += size
             if len(planes) == shape.width:
-                np.copyto(segment, planes.pop())
-                while planes:
-                    np.left_shift(segment, 8, out=segment)
-                    np.bitwise_or(segment, planes.pop(), out=segment)
+                _join(planes, segment)
+                planes.clear()
         payload[shape.elements * shape.width :] = data[at:]
 
     def max_encoded_bytes(self, nbytes: int) -> int:
@@ -176,6 +174,18 @@ def _unpack(stored: Any, elements: int, decompressor: zstandard.ZstdDecompressor
     if len(plane) != elements:
         raise SerdeError("zstd: a plane is not of its size")
     return plane
+
+
+def _join(planes: list[Any], words: Any) -> None:
+    """Put the planes of `words` together, the lowest byte first. The first two steps of a shift are one of a product."""
+    if len(planes) == 1:
+        words[:] = planes[0]
+        return
+    np.multiply(planes[-1], words.dtype.type(256), out=words, dtype=words.dtype)
+    for plane in planes[-2:0:-1]:
+        np.bitwise_or(words, plane, out=words)
+        np.left_shift(words, 8, out=words)
+    np.bitwise_or(words, planes[0], out=words)
 
 
 def _bytes_of(view: memoryview) -> Any:

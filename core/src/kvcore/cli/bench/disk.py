@@ -107,6 +107,7 @@ class _Disk:
         self._loop = asyncio.new_event_loop()
         self._layout = ObjectLayout(1, 1, (OBJECT_BYTES,), "bfloat16", 2)
         self._arena = Arena(objects * OBJECT_BYTES)
+        self._arena.prefault()  # in huge pages, as an engine's
         pattern = secrets.token_bytes(1 << 20)
         for at in range(0, len(self._arena.buffer), len(pattern)):
             self._arena.buffer[at : at + len(pattern)] = pattern

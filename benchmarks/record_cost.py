@@ -1,4 +1,4 @@
-"""What the record behind `kvcore explain` costs in real vLLM: the same requests with it and without, in turn, in one engine.
+"""What the record behind `kvcore explain` costs in real vLLM: requests with it and without, in turn, in one engine.
 
     python benchmarks/record_cost.py --model DIR [--pairs 400] [--tokens 1460] [--cores 0|0-1]
 

@@ -56,8 +56,8 @@ class OrderedPolicy(EvictionPolicy):
             self.insert_new(list(keys), sizes[0])
 
     def insert_new(self, keys: list[Any], nbytes: int) -> None:
-        """The same for keys that are not here, all of one size. L1 knows that of its own, and most of what `insert` costs
-        is to find that out. `keys` is the policy's from then on."""
+        """The same for keys that are not here, all of one size. L1 knows that of its own, and half of what `insert`
+        costs is to find it out. `keys` is the policy's from then on."""
         before = len(self._batch_of)
         batch = self._append(keys, nbytes)
         if len(self._batch_of) - before < len(keys):  # one came twice

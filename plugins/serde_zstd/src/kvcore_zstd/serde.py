@@ -177,7 +177,7 @@ def _unpack(stored: Any, elements: int, decompressor: zstandard.ZstdDecompressor
 
 
 def _join(planes: list[Any], words: Any) -> None:
-    """Put the planes of `words` together, the lowest byte first. The first two steps of a shift are one of a product."""
+    """Put the planes of `words` together, the lowest byte first."""
     if len(planes) == 1:
         words[:] = planes[0]
         return

@@ -337,7 +337,7 @@ def test_a_store_that_takes_long_to_open_delays_the_start_for_a_while_only(
 ) -> None:
     monkeypatch.setattr("kvcore.l2.tier.START_S", 0.1)
     if late:  # later than an open may take at all: the same call goes on, and is no second one
-        monkeypatch.setattr("kvcore.l2.blocking.OPEN_S", 0.2)
+        monkeypatch.setattr("kvcore.l2.calls.OPEN_S", 0.2)
     there, opens = threading.Event(), []
     monkeypatch.setattr(MemoryStorage, "open", lambda self: (opens.append(self), there.wait(20)))
     begun = time.monotonic()

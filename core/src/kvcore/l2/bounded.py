@@ -20,7 +20,7 @@ from kvcore.api import (
     Usage,
 )
 from kvcore.api.storage import can_list
-from kvcore.l2.blocking import Calls, Then
+from kvcore.l2.calls import Calls, Then
 from kvcore.l2.capacity import Capacity
 from kvcore.observe import logger
 

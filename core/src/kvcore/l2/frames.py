@@ -25,8 +25,8 @@ from kvcore.api import (
     Usage,
 )
 from kvcore.l2 import frame
-from kvcore.l2.blocking import Calls
 from kvcore.l2.buffers import StagingPool
+from kvcore.l2.calls import Calls
 from kvcore.l2.frame import HEADER_BYTES
 from kvcore.l2.threads import DeadlineExceeded, Threads
 

@@ -6,8 +6,8 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
 from kvcore.api import BlockingStorage, Failed, FrameError, Item, Loaded, LoadOutcome, ObjectKey, Storage
-from kvcore.l2.blocking import Calls
 from kvcore.l2.buffers import StagingPool, headers
+from kvcore.l2.calls import Calls
 from kvcore.l2.codec import Codec, Payload
 from kvcore.l2.record import Record
 from kvcore.l2.threads import DeadlineExceeded

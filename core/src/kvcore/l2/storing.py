@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from kvcore.api import Failed, Item, ObjectKey, Stored, StoreOutcome
-from kvcore.l2.blocking import Calls
 from kvcore.l2.buffers import StagingPool, headers
+from kvcore.l2.calls import Calls
 from kvcore.l2.codec import Codec, Payload
 from kvcore.l2.record import Record
 from kvcore.l2.threads import DeadlineExceeded

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 from kvcore.api import BlockingStorage, Entry, Failed, ObjectKey, Storage, StorageUnavailable, Usage
-from kvcore.l2.blocking import Calls
 from kvcore.l2.bounded import BoundedCalls
 from kvcore.l2.breaker import Breaker
 from kvcore.l2.buffers import StagingPool
+from kvcore.l2.calls import Calls
 from kvcore.l2.capacity import Capacity
 from kvcore.l2.codec import Codec
 from kvcore.l2.loading import Loader

@@ -23,8 +23,8 @@ from kvcore.cli.bench.rows import Row, Unit
 from kvcore.cli.bench.setting import Setting
 from kvcore.l1 import Arena
 from kvcore.l2 import Codec, Threads, Tier, Transfer
-from kvcore.l2.blocking import Calls
 from kvcore.l2.buffers import headers
+from kvcore.l2.calls import Calls
 from kvcore.observe import Metrics
 from kvcore.plugins import PluginSpec, Registry
 

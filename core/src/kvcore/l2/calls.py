@@ -1,4 +1,4 @@
-"""Runs a `BlockingStorage` on threads behind the asyncio interface, with a deadline on every call."""
+"""Calls to one storage, blocking or not: each has a deadline, and blocking ones run on threads."""
 
 import asyncio
 import time

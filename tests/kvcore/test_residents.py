@@ -117,3 +117,14 @@ def test_a_tier_that_is_full_tells_what_it_gives_up(tmp_path: Path, tier: str, t
     assert holdings.of(tier) == there
     assert len(there) > 3
     engine.close()
+
+
+def test_what_is_too_old_for_a_tier_is_told_to_have_expired(tmp_path: Path) -> None:
+    engine = opened(tmp_path, "l2: [{storage: memory, ttl: 200ms}]\n")
+    holdings = observed(engine)
+    space = engine.register(spec())
+    put(engine, space, hashes(4))
+    engine.drain()
+    assert until(lambda: not holdings.of("memory"))
+    assert holdings.reasons("evicted") == {("memory", "expired")}
+    engine.close()

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from kvcore.api import ConfigError, Entry, EvictionPolicy, KVCoreError, ObjectEvent, PluginError, Serde, StorageError
@@ -202,21 +203,19 @@ class Tiers:
         create = self._registry.create
         hooks = self._registry.hooks
 
-        def tell(gone: Sequence[Entry]) -> None:
-            hooks.evicted([ObjectEvent(e.key, config.name, e.nbytes, "room") for e in gone])
+        def tell(reason: str, gone: Sequence[Entry]) -> None:
+            hooks.evicted([ObjectEvent(e.key, config.name, e.nbytes, reason) for e in gone])
 
         told = Told(tell, lambda: hooks.listens("evicted"))
 
-        def left(reason: str, gone: Sequence[Entry], policy: str) -> None:
+        def evicted(policy: str, reason: str, gone: Sequence[Entry]) -> None:
             if reason == "room":
                 self._evictions.count(config.name, policy, (e.key.namespace for e in gone), len(gone))
-            self._journal.note(config.name, "evicted", reason, [e.key for e in gone], policy * (reason == "room"))
+            self._journal.note(config.name, "evicted", reason, [e.key for e in gone], policy if reason == "room" else "")
+            told.evicted(reason, gone)
 
-        def evicted(gone: Sequence[Entry]) -> None:
-            left("room", gone, own_policy(config))
-            told.evicted(gone)
-
-        context = replace(self._registry.context(config.storage.where), on_evict=evicted)
+        own = partial(evicted, own_policy(config), "room")  # what the storage deletes by itself
+        context = replace(self._registry.context(config.storage.where), on_evict=own)
         storage = create("storage", config.storage, context)
         chain = [create("serde", s) for s in config.serde]
         plain = [s for s in chain if s.tag != "raw/1"]  # identity: not worth a copy
@@ -232,7 +231,7 @@ class Tiers:
             capacity=self._capacity(config),
             always=config.read == "always",
             told=told,
-            on_evict=lambda reason, gone: left(reason, gone, config.eviction.plugin),
+            on_evict=partial(evicted, config.eviction.plugin),
         )
         self._threads[config.name] = threads
         self.configs[config.name] = config

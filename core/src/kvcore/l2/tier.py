@@ -51,8 +51,8 @@ class Tier:
             against the tier.
         capacity: the account, for a capacity, quotas or a time to live that the storage does not keep itself.
         always: it is loaded from however long it takes.
-        told: hears what was deleted to keep to `capacity`, and tells observers.
-        on_evict: hears what was deleted and why, `room` or `expired`, at once.
+        told: keeps the order in which observers are told of stores and of what is deleted.
+        on_evict: hears why something was deleted, `room` or `expired`, and what.
     """
 
     def __init__(
@@ -312,7 +312,6 @@ class Tier:
             return
         self._metrics.add("expired_objects", len(gone), self.name)
         self._on_evict("expired", gone)
-        self.told.evicted(gone)
 
     async def usage(self) -> Usage | None:
         """What the storage holds, or None."""
@@ -356,7 +355,6 @@ class Tier:
     def _evicted(self, gone: Sequence[Entry]) -> None:
         self._metrics.add("tier_evicted", len(gone), self.name)
         self._on_evict("room", gone)
-        self.told.evicted(gone)
 
     def _changed(self, closed: bool, cause: str) -> None:
         if self._closed:

@@ -9,31 +9,34 @@ from kvcore.api import Entry, ObjectKey
 
 
 class Told:
-    """One tier's. Thread-safe.
+    """The order in which observers are told of one tier, as `Residents` keeps that of L1. Thread-safe.
 
     Args:
-        tell: told what was deleted, from any thread.
+        tell: told why something was deleted, and what, from any thread.
         listens: is there anybody to tell?
     """
 
     def __init__(
-        self, tell: Callable[[Sequence[Entry]], None] = lambda gone: None, listens: Callable[[], bool] = lambda: False
+        self,
+        tell: Callable[[str, Sequence[Entry]], None] = lambda reason, gone: None,
+        listens: Callable[[], bool] = lambda: False,
     ) -> None:
         self._tell = tell
         self._listens = listens
         self._lock = threading.Lock()
         self._storing: Counter[ObjectKey] = Counter()
-        self._early: dict[ObjectKey, Entry] = {}
+        self._early: dict[ObjectKey, tuple[str, Entry]] = {}
 
-    def evicted(self, gone: Sequence[Entry]) -> None:
-        """The storage has deleted these. What is just being stored is told when that is over."""
+    def evicted(self, reason: str, gone: Sequence[Entry]) -> None:
+        """These were deleted: `room` was needed, or they had `expired`. What is just being stored is told when that is
+        over."""
         if not self._listens():
             return
         with self._lock:
             now = [entry for entry in gone if entry.key not in self._storing]
-            self._early.update((entry.key, entry) for entry in gone if entry.key in self._storing)
+            self._early.update((entry.key, (reason, entry)) for entry in gone if entry.key in self._storing)
         if now:
-            self._tell(now)
+            self._tell(reason, now)
 
     def storing(self, keys: Sequence[ObjectKey]) -> AbstractContextManager[None]:
         """Store objects and tell of it inside."""
@@ -49,5 +52,5 @@ class Told:
             with self._lock:
                 self._storing -= Counter(keys)  # drops what comes to 0
                 early = [self._early.pop(k) for k in keys if k in self._early and k not in self._storing]
-            if early:
-                self._tell(early)
+            for reason in dict.fromkeys(why for why, _ in early):
+                self._tell(reason, [entry for why, entry in early if why == reason])

@@ -12,23 +12,20 @@ _move.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 def copy_out(source: memoryview, parts: Sequence[memoryview]) -> bool:
     """Fill `parts` one after the other from `source`. False when they are not as long: then nothing is written."""
-    if sum(map(len, parts)) != len(source):
-        return False
-    at = address_of(source)
-    for part in parts:
-        if len(part):
-            _move(address_of(part), at, len(part))
-            at += len(part)
-    return True
+    return _copy(source, parts, out=True)
 
 
 def copy_in(parts: Sequence[memoryview], into: memoryview) -> bool:
     """Write the concatenation of `parts` to `into`. False when it is not as long: then nothing is written."""
-    if sum(map(len, parts)) != len(into):
+    return _copy(into, parts, out=False)
+
+
+def _copy(whole: memoryview, parts: Sequence[memoryview], *, out: bool) -> bool:
+    if sum(map(len, parts)) != len(whole):
         return False
-    at = address_of(into)
-    for part in parts:
-        if len(part):
-            _move(at, address_of(part), len(part))
-            at += len(part)
+    at = address_of(whole)
+    for part in filter(len, parts):
+        ends = (address_of(part), at) if out else (at, address_of(part))
+        _move(*ends, len(part))
+        at += len(part)
     return True

@@ -193,7 +193,7 @@ def test_each_tier_is_written_what_it_asks_for(make: Make) -> None:
     keys = hashes(4)
 
     def held() -> list[int]:
-        return [len(tier.storage._objects) for tier in store._manager.tiers]
+        return [len(tier.storage._objects) for tier in store.manager.tiers]
 
     assert put(store, space, keys) == [True] * 4
     assert held() == [4, 0, 0, 0]
@@ -276,7 +276,7 @@ def test_closing_while_it_is_used_ends_all_calls(make: Make) -> None:
 
 def held(store: LocalStore) -> list[int]:
     """How many objects each tier has."""
-    return [len(tier.storage._objects) for tier in store._manager.tiers]
+    return [len(tier.storage._objects) for tier in store.manager.tiers]
 
 
 def test_what_a_later_tier_had_is_written_to_the_earlier_ones(make: Make) -> None:
@@ -289,14 +289,14 @@ def test_what_a_later_tier_had_is_written_to_the_earlier_ones(make: Make) -> Non
     keys = hashes(4)
     assert put(store, space, keys) == [True] * 4
     assert held(store) == [4, 4, 0, 4, 0]
-    for tier in store._manager.tiers[:2]:
+    for tier in store.manager.tiers[:2]:
         tier.storage._objects.clear()
     assert got(store, space, keys[:3], pieces=3) == [True] * 3
     until(lambda: held(store) == [3, 0, 0, 4, 3], "promoted, and written where what is asked for again is wanted")
     assert store.stats()['kvcore_tier_promoted_total{tier="first"}'] == 3
-    store._manager.tiers[3].storage._objects.clear()
+    store.manager.tiers[3].storage._objects.clear()
     assert got(store, space, keys[:3]) == [True] * 3, "the copies are the objects"
-    store._manager.tiers[0].storage._objects.clear()
+    store.manager.tiers[0].storage._objects.clear()
     assert got(store, space, keys[:3]) == [True] * 3
 
 
@@ -306,7 +306,7 @@ def test_copies_for_other_tiers_take_bounded_memory(make: Make) -> None:
     space = store.register(model(), "test/1")
     keys = hashes(5)
     put(store, space, keys)
-    store._manager.tiers[0].storage._objects.clear()
+    store.manager.tiers[0].storage._objects.clear()
     assert got(store, space, keys) == [True] * 5
     until(lambda: held(store) == [2, 5], "two are promoted")
     assert store.stats()['kvcore_tier_dropped_total{tier="first",reason="queue_full"}'] == 3
@@ -323,7 +323,7 @@ def faulty(name: str, faults: str) -> str:
 def recover(store: LocalStore) -> None:
     from kvcore.testing.fault_config import Faults
 
-    for tier in store._manager.tiers:
+    for tier in store.manager.tiers:
         if hasattr(tier.storage, "faults"):
             tier.storage.faults = Faults()
 
@@ -356,7 +356,7 @@ def test_faults_are_misses_in_bounded_time_and_never_wrong_bytes(make: Make, fau
         store.delete(space, keys[:1])
     timer.cancel()
     recover(store)
-    until(lambda: all(tier.breaker.closed for tier in store._manager.tiers), "they are well")
+    until(lambda: all(tier.breaker.closed for tier in store.manager.tiers), "they are well")
     assert put(store, space, keys) == [True] * 12
     assert got(store, space, keys) == [True] * 12
 
@@ -376,7 +376,7 @@ def test_a_load_that_hangs_ends_when_its_memory_is_let_go(make: Make) -> None:
 
     thread = threading.Thread(target=load)
     thread.start()
-    until(lambda: store._manager.tiers[0].stuck_s is not None, "it hangs")
+    until(lambda: store.manager.tiers[0].stuck_s is not None, "it hangs")
     assert not done.is_set(), "the storage may still write into the caller's memory"
     assert got(store, space, keys) == [False], "others are lent no memory of theirs"
     recover(store)
@@ -392,8 +392,8 @@ def test_a_stalled_loop_is_a_miss(make: Make) -> None:
     assert put(store, space, keys) == [True] * 2
     let_go = threading.Event()
     store._batches.limit_s = 0.2
-    store._manager.config = store._manager.config.model_copy(update={"lookup_timeout": 0.2})
-    store._manager.loop.post(let_go.wait, 60)  # as a plugin that blocks the loop
+    store.manager.config = store.manager.config.model_copy(update={"lookup_timeout": 0.2})
+    store.manager.loop.post(let_go.wait, 60)  # as a plugin that blocks the loop
     assert store.exists(space, keys) == [False] * 2
     into = rooms(2)
     assert store.load(space, keys, into) == [False] * 2

@@ -334,7 +334,7 @@ def test_ttl_without_l1(tmp_path: Path) -> None:
     space = store.register(spec(), "test/1")
     assert store.store(space, hashes(1), [[memoryview(bytearray(space.layouts[0].nbytes))]]) == [True]
     assert store.exists(space, hashes(1)) == [True]
-    until(lambda: not store._manager.tiers[0].storage._objects)
+    until(lambda: not store.manager.tiers[0].storage._objects)
     assert store.exists(space, hashes(1)) == [False]
     store.close()
 

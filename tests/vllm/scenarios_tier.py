@@ -174,7 +174,7 @@ def tier_hanging_load(models: Path) -> dict[str, Any]:
             e.llm.llm_engine.add_request(name, TokensPrompt(prompt_token_ids=prompt), params)
         done = answered(e, "other")
         out["held_meanwhile"] = "held" not in done
-        tier.store._manager.tiers[0].storage.faults = Faults()
+        tier.store.manager.tiers[0].storage.faults = Faults()
         done |= answered(e, "held")
         out["held"], out["other"] = done["held"], done["other"]
         e.one([5, 6, 7], 1)

@@ -15,11 +15,13 @@ from kvcore.engine import space as spaces
 from kvcore.engine.identity import Identities, Identity
 from kvcore.engine.presence import Presence
 from kvcore.engine.space import ModelSpec
+from kvcore.engine.store_base import StoreBase
+from kvcore.engine.store_checks import checked, nameable, rounds
 from kvcore.engine.store_face import Buffers
-from kvcore.engine.store_space import Home, StoreSpace, nameable, of_store, rounds, sound
+from kvcore.engine.store_space import StoreSpace
 from kvcore.l2 import Tier, Transfer
-from kvcore.observe import Asked, Decisions, Metrics, Throttle, logger
-from kvcore.observe.decisions import Answer, salt_word
+from kvcore.observe import Asked, Decisions, Metrics, logger
+from kvcore.observe.decisions import salt_word
 from kvcore.plugins import Registry
 
 T = TypeVar("T")
@@ -37,7 +39,7 @@ class LocalSpace(StoreSpace):
     namespaces: tuple[bytes, ...]
 
 
-class LocalStore:
+class LocalStore(StoreBase):
     """An `ObjectStore` over the tiers of a configuration; `l1` and quotas of tenants are not used.
 
     A `load` whose storage hangs in a call beyond its deadline blocks until the storage has let go of the caller's
@@ -45,14 +47,11 @@ class LocalStore:
     """
 
     def __init__(self, manager: StorageManager, name: str = "kvcore") -> None:
-        self.manager = self._manager = manager
-        self.metrics = manager.metrics
+        super().__init__(manager.metrics, Decisions(manager.config.inspect.requests, manager.config.inspect.tokens))
+        self.manager = manager
         self.journal = manager.journal
         self.identities = Identities()
-        self.decisions = Decisions(manager.config.inspect.requests, manager.config.inspect.tokens)
         self._batches = Batches(manager)
-        self._log = Throttle()
-        self._home = Home()
         self._idle = threading.Condition()
         self._calls = 0
         self._closed = False
@@ -79,7 +78,7 @@ class LocalStore:
     def register(self, spec: ModelSpec, keys: str, tenant: str = "") -> LocalSpace:
         """See `ObjectStore.register`."""
         space = LocalSpace(spec, keys, tenant, self)
-        lossy, salt = self._manager.lossy_tags, self._manager.config.salt
+        lossy, salt = self.manager.lossy_tags, self.manager.config.salt
         groups = list(space.groups())
         space.namespaces = tuple(spaces.namespace(g, g.block_tokens, keys, lossy, salt, tenant) for g in groups)
         for name, one in zip(space.namespaces, groups, strict=True):
@@ -88,16 +87,9 @@ class LocalStore:
 
     def wait_ready(self, timeout_s: float) -> bool:
         """See `ObjectStore.wait_ready`."""
-        return not (self._closed or self._manager.closed)
+        return not (self._closed or self.manager.closed)
 
     # -- asking ------------------------------------------------------------------------------------------------------
-
-    def prefix(
-        self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0, asked: Asked | None = None, begin: int = 0
-    ) -> int:
-        """See `ObjectStore.prefix`."""
-        there = self.exists(space, hashes, group, asked, begin)
-        return there.index(False) if False in there else len(there)
 
     def exists(
         self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0, asked: Asked | None = None, begin: int = 0
@@ -114,30 +106,21 @@ class LocalStore:
             return there
         keys = [ObjectKey(namespace, chunk_hash) for chunk_hash in places]
         begun = time.perf_counter()
-        patience_s = self._manager.config.lookup_timeout / 2
+        loop, tiers, patience_s = self.manager.loop, self.manager.tiers, self.lookup_timeout_s / 2
         silent: list[Tier] = []
-        asking = locate(
-            self._manager.loop, self._manager.tiers, keys, patience_s=patience_s, earlier_s=0.0, silent=silent
-        )
+        asking = locate(loop, tiers, keys, patience_s=patience_s, earlier_s=0.0, silent=silent)
         nothing: list[Tier | None] = [None] * len(keys)
         sources = self._run(asking, patience_s + SLACK_S, nothing)
         for indexes, source in zip(places.values(), sources, strict=True):
             for i in indexes:
                 there[i] = source is not None
-        seconds, absent = time.perf_counter() - begun, there.count(False)
-        self.metrics.add("lookups")
+        seconds = time.perf_counter() - begun
         self.metrics.observe("lookup_seconds", seconds)
-        self.metrics.add("lookup_chunks", absent)  # the others are counted as they are loaded
-        self.metrics.add("miss_chunks", absent, "absent")
+        decision = None
         if asked is not None:
             decision = self.decisions.begin(asked, namespace, hashes, 0, space.spec.block_tokens, begin)
-            if decision is not None:
-                found = Counter(source.name for source in sources if source is not None)
-                front = there.index(False) if absent else len(there)
-                broke = unheard(silent) if absent else ("", "")
-                if sources is nothing:
-                    broke = ("stalled", "")
-                decision.answered(Answer(front, found, {"absent": absent} if absent else {}, *broke), seconds)
+        found = Counter(source.name for source in sources if source is not None)
+        self._asked(decision, there, found, ("stalled", "") if sources is nothing else unheard(silent), seconds)
         return there
 
     # -- moving ------------------------------------------------------------------------------------------------------
@@ -149,8 +132,7 @@ class LocalStore:
         tokens = space.spec.block_tokens if isinstance(space, StoreSpace) else 0  # else `_move` says what is wrong
         load = partial(self._batches.load, tokens=tokens)
         arrived = self._move(load, space, hashes, buffers, group, writable=True)
-        if not group and (decision := self.decisions.latest(request)) is not None:
-            decision.retrieved += arrived.count(True) * tokens
+        self._loaded(request, group, arrived.count(True) * tokens)
         return arrived
 
     def store(
@@ -158,8 +140,7 @@ class LocalStore:
     ) -> list[bool]:
         """See `ObjectStore.store`."""
         stored = self._move(self._batches.store, space, hashes, buffers, group, writable=False)
-        if (decision := self.decisions.latest(request)) is not None:
-            decision.stored += stored.count(True)
+        self._stored(request, stored.count(True))
         return stored
 
     def _move(
@@ -178,7 +159,7 @@ class LocalStore:
         if namespace is None:
             return done
         layout = space.layouts[group]
-        chosen = sound(hashes, buffers, layout, writable=writable, throttle=self._log)
+        chosen = checked(hashes, buffers, layout, writable=writable, throttle=self._log)
         for batch in rounds(hashes, chosen):
             transfers = [Transfer(ObjectKey(namespace, hashes[i]), chosen[i], layout) for i in batch]
             lent = Lent(writable)
@@ -199,26 +180,18 @@ class LocalStore:
     @property
     def tiers(self) -> dict[str, str]:
         """The tiers' names in order, each with the name of its storage plugin."""
-        configs = self._manager.tier_configs
-        return {tier.name: configs[tier.name].storage.plugin for tier in list(self._manager.tiers)}
+        configs = self.manager.tier_configs
+        return {tier.name: configs[tier.name].storage.plugin for tier in list(self.manager.tiers)}
 
     @property
     def lookup_timeout_s(self) -> float:
         """See `ObjectStore.lookup_timeout_s`."""
-        return self._manager.config.lookup_timeout
-
-    def stats(self) -> dict[str, float]:
-        """See `ObjectStore.stats`."""
-        return self.metrics.values()
-
-    def metrics_text(self) -> str:
-        """See `ObjectStore.metrics_text`."""
-        return self.metrics.text()
+        return self.manager.config.lookup_timeout
 
     def close(self) -> None:
         """See `ObjectStore.close`. Calls under way are waited for, in bounded time."""
         self._closed = True
-        if not self._manager.closed:  # in a fork, another thread may have had the lock
+        if not self.manager.closed:  # in a fork, another thread may have had the lock
             with self._idle:
                 self._idle.wait_for(lambda: not self._calls, CLOSE_S)
             self._run(self._batches.drain(DRAIN_S), DRAIN_S + SLACK_S, None)
@@ -226,10 +199,8 @@ class LocalStore:
 
     def _namespace(self, space: StoreSpace, group: int) -> bytes | None:
         """None when nothing can be asked: the store is closed, in a fork, or there is no such space or group."""
-        if self._closed or self._home.left() or self._manager.closed:
-            return None
-        mine = of_store(space, LocalSpace, self, group, self._log)
-        return None if mine is None else mine.namespaces[group]
+        mine = None if self._closed else self._mine(space, LocalSpace, group)
+        return None if mine is None or self.manager.closed else mine.namespaces[group]
 
     def _run(self, coroutine: Coroutine[Any, Any, T], limit_s: float, nothing: T, lent: "Lent | None" = None) -> T:
         """Run it on the tiers' loop; `nothing` when that does not run it in time, or has ended.
@@ -239,7 +210,7 @@ class LocalStore:
         with self._idle:
             self._calls += 1
         try:
-            future = self._manager.loop.submit(coroutine)
+            future = self.manager.loop.submit(coroutine)
             try:
                 return future.result(limit_s)
             except TimeoutError:

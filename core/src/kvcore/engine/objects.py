@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from kvcore.api import ObjectKey
 from kvcore.control import locate
 from kvcore.engine.cache_engine import CacheEngine
+from kvcore.engine.lookup import count_asked
 from kvcore.engine.space import Space
 
 
@@ -26,11 +27,8 @@ def exists(engine: CacheEngine, space: Space, hashes: Sequence[bytes]) -> "Futur
             sources = await locate(manager.loop, list(manager.tiers), keys, patience_s=patience_s, earlier_s=0.0)
             for i, source in zip(missing, sources, strict=True):
                 there[i] = source is not None
-        absent = there.count(False)
-        engine.metrics.add("lookups")
         engine.metrics.observe("lookup_seconds", time.perf_counter() - begun)
-        engine.metrics.add("lookup_chunks", absent)  # the others are counted as they are loaded
-        engine.metrics.add("miss_chunks", absent, "absent")
+        count_asked(engine.metrics, there.count(False))
         return there
 
     return manager.loop.submit(ask())

@@ -1,7 +1,7 @@
 """L2: tiers of storage behind L1. A tier frames, encodes, checks and times what a storage plugin moves."""
 
 from kvcore.l2.capacity import Capacity
-from kvcore.l2.codec import Codec
+from kvcore.l2.codec import Codec, Payload
 from kvcore.l2.frame import HEADER_BYTES
 from kvcore.l2.threads import Threads
 from kvcore.l2.tier import Tier
@@ -9,4 +9,16 @@ from kvcore.l2.told import Told
 from kvcore.l2.traced import TracedTier
 from kvcore.l2.transfer import Loads, Stores, Transfer
 
-__all__ = ["HEADER_BYTES", "Capacity", "Codec", "Loads", "Stores", "Threads", "Tier", "Told", "TracedTier", "Transfer"]
+__all__ = [
+    "HEADER_BYTES",
+    "Capacity",
+    "Codec",
+    "Loads",
+    "Payload",
+    "Stores",
+    "Threads",
+    "Tier",
+    "Told",
+    "TracedTier",
+    "Transfer",
+]

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from kvcore.api import LeaseError
 from kvcore.engine.copying import copy_in, copy_out
 from kvcore.engine.space import ModelSpec
+from kvcore.engine.store_base import StoreBase
+from kvcore.engine.store_checks import checked, nameable, rounds
 from kvcore.engine.store_face import Buffers
-from kvcore.engine.store_space import Home, Payload, StoreSpace, nameable, of_store, rounds, sound
-from kvcore.observe import Asked, Throttle
-from kvcore.observe.decisions import Answer
+from kvcore.engine.store_space import StoreSpace
+from kvcore.l2 import Payload
+from kvcore.observe import Asked
 from kvcore.service import wire
 from kvcore.service.attachment import Attachment
 from kvcore.service.client import RemoteEngine, ServedSpace
@@ -29,16 +31,13 @@ class RemoteSpace(StoreSpace):
     served: tuple[ServedSpace, ...]
 
 
-class RemoteStore:
+class RemoteStore(StoreBase):
     """An `ObjectStore` over the cache of a server; its L1 and tiers are the server's. Owns `engine`."""
 
     def __init__(self, engine: RemoteEngine) -> None:
+        super().__init__(engine.metrics, engine.decisions)
         self._engine = engine
-        self.metrics = engine.metrics
-        self.decisions = engine.decisions
         self._attachment = Attachment(engine.descriptor)
-        self._log = Throttle()
-        self._home = Home()
 
     def register(self, spec: ModelSpec, keys: str, tenant: str = "") -> RemoteSpace:
         """See `ObjectStore.register`."""
@@ -52,13 +51,6 @@ class RemoteStore:
         return self._engine.wait_ready(timeout_s)
 
     # -- asking ------------------------------------------------------------------------------------------------------
-
-    def prefix(
-        self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0, asked: Asked | None = None, begin: int = 0
-    ) -> int:
-        """See `ObjectStore.prefix`."""
-        there = self.exists(space, hashes, group, asked, begin)
-        return there.index(False) if False in there else len(there)
 
     def exists(
         self, space: StoreSpace, hashes: Sequence[bytes], group: int = 0, asked: Asked | None = None, begin: int = 0
@@ -74,18 +66,12 @@ class RemoteStore:
         for batch in _batches(hashes, chosen, wire.MAX_HASHES):
             for i, found in zip(batch, self._engine.exists(served, [hashes[i] for i in batch]), strict=True):
                 there[i] = found
-        absent = there.count(False)
-        self.metrics.add("lookups")
-        self.metrics.add("lookup_chunks", absent)  # the others are counted as they are loaded
-        self.metrics.add("miss_chunks", absent, "absent")
+        decision = None
         if asked is not None:
             decision = self.decisions.begin(asked, served.namespace, hashes, 0, served.chunk_tokens, begin)
-            if decision is not None:
-                front = there.index(False) if absent else len(there)
-                broke = "" if not absent else "absent" if self._engine.ready(served) else "no_server"
-                sources = {"server": len(there) - absent} if absent < len(there) else {}
-                answer = Answer(front, sources, {"absent": absent} if absent else {}, broke)
-                decision.answered(answer, time.monotonic() - begun)
+        count = there.count(True)
+        broke = "absent" if self._engine.ready(served) else "no_server"
+        self._asked(decision, there, {"server": count} if count else {}, (broke, ""), time.monotonic() - begun)
         return there
 
     # -- moving ------------------------------------------------------------------------------------------------------
@@ -99,8 +85,8 @@ class RemoteStore:
         for served, batch, payloads in self._batches(space, hashes, buffers, group, writable=True):
             for i in self._load(served, [hashes[i] for i in batch], payloads):
                 arrived[batch[i]] = True
-        if not group and (decision := self.decisions.latest(request)) is not None:
-            decision.retrieved += arrived.count(True) * space.spec.block_tokens
+        tokens = arrived.count(True) * space.spec.block_tokens if True in arrived else 0
+        self._loaded(request, group, tokens)
         return arrived
 
     def _load(self, space: ServedSpace, hashes: Sequence[bytes], payloads: Sequence[Payload]) -> list[int]:
@@ -148,8 +134,7 @@ class RemoteStore:
             kept = self._store(served, [hashes[i] for i in batch], payloads)
             for i, ok in zip(batch, kept, strict=True):
                 stored[i] = ok
-        if (decision := self.decisions.latest(request)) is not None:
-            decision.stored += stored.count(True)
+        self._stored(request, stored.count(True))
         return stored
 
     def _store(self, space: ServedSpace, hashes: Sequence[bytes], payloads: Sequence[Payload]) -> list[bool]:
@@ -196,23 +181,13 @@ class RemoteStore:
         """See `ObjectStore.lookup_timeout_s`."""
         return self._engine.lookup_timeout_s
 
-    def stats(self) -> dict[str, float]:
-        """See `ObjectStore.stats`. What the server counts, for all its engines, are its own metrics."""
-        return self._engine.stats()
-
-    def metrics_text(self) -> str:
-        """See `ObjectStore.metrics_text`."""
-        return self._engine.metrics_text()
-
     def close(self) -> None:
         """See `ObjectStore.close`."""
         self._engine.close()
         self._attachment.close()
 
     def _served(self, space: StoreSpace, group: int) -> ServedSpace | None:
-        if self._home.left():
-            return None
-        mine = of_store(space, RemoteSpace, self, group, self._log)
+        mine = self._mine(space, RemoteSpace, group)
         return None if mine is None else mine.served[group]
 
     def _no_room(self, nbytes: int) -> None:
@@ -233,7 +208,7 @@ class RemoteStore:
         if served is None:
             return
         layout = space.layouts[group]
-        chosen = sound(hashes, buffers, layout, writable=writable, throttle=self._log)
+        chosen = checked(hashes, buffers, layout, writable=writable, throttle=self._log)
         descriptor = self._engine.descriptor()
         room = descriptor["size"] // _PART // layout.nbytes if descriptor is not None else wire.MAX_HASHES
         for batch in _batches(hashes, chosen, max(1, min(room, wire.MAX_HASHES))):

@@ -58,7 +58,7 @@ def test_every_reason_that_the_sources_give_is_documented() -> None:
     failures = given(r'Failed\([^()]*(?:\([^()]*\)[^()]*)*, "(\w+)"\)')
     outcomes, missed = documented("tier_operations", "outcome"), documented("miss_chunks", "reason")
     assert {"serde", "timeout"} <= failures <= outcomes | missed
-    lost = given(r'(?:lost|_miss)\("(\w+)"') | given(r'_NOT_ASKED = "(\w+)"') | given(r'else "(\w+)"\)')
+    lost = given(r'(?:lost|_miss)\("(\w+)"') | given(r'_ABSENT = "(\w+)"') | given(r'else "(\w+)"\)')
     assert {"l1_full", "stalled", "absent"} <= lost <= missed | outcomes
     skipped = given(r'\("(\w+)", (?:known|no_room|last - )') | given(r'skipped(?:\[| = \{|, )"(\w+)"')
     skipped |= given(r'Reserved\(.*\{"(\w+)"')

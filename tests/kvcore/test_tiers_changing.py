@@ -119,7 +119,7 @@ def test_what_is_asked_of_it_ends_first(make: Any) -> None:
     time.sleep(0.05)  # its objects are being loaded
     engine.manager.remove_tier("far")
     assert lookup.wait(5)
-    assert (lookup.poll(), lookup.stats) == (8, {"far": 8})
+    assert (lookup.poll(), lookup.sources) == (8, {"far": 8})
     engine.release(lookup)
 
 

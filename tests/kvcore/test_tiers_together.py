@@ -59,7 +59,7 @@ def asked(engine: CacheEngine, space: Space, keys: list[bytes]) -> tuple[int, fl
     answer = lookup.poll()
     engine.release(lookup)
     assert answer is not None
-    return answer, took, lookup.stats
+    return answer, took, dict(lookup.sources)
 
 
 # -- a tier that hangs -------------------------------------------------------------------------------------------------

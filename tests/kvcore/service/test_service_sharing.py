@@ -56,7 +56,7 @@ def test_what_left_l1_comes_back_from_the_servers_tier(server: KVCoreServer) -> 
     assert lookup.poll() in (None, 8)
     assert lookup.wait(10)
     assert lookup.poll() == 8
-    assert lookup.sources == lookup.stats == {"memory": 8}
+    assert lookup.sources == {"memory": 8}
     assert len(engine.retrieve(lookup, 0, blocks(space, 8))) == 8
     engine.release(lookup)
     engine.release(lookup)

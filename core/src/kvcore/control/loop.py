@@ -30,6 +30,10 @@ class LoopThread:
         with contextlib.suppress(RuntimeError):  # closed
             self._loop.call_soon_threadsafe(callback, *args)
 
+    def begin(self, work: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> None:
+        """Run `work(*args)` on the loop; nobody waits for it. From any thread. Silently nothing after `close`."""
+        self.post(lambda: self.spawn(work(*args)))
+
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
         """Run a coroutine on the loop; its result is a future for other threads."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)

@@ -92,7 +92,7 @@ class StorageManager:
             self.loop.submit(self._tiers.start(config.l2)).result()
             if with_l1:
                 self._open_l1()
-            self.loop.post(lambda: self.loop.spawn(self._keep_time()))
+            self.loop.begin(self._keep_time)
             metrics.registry.refresh = self.refresh_gauges
         except BaseException:
             self.close()

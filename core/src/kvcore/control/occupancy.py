@@ -28,7 +28,7 @@ class Occupancy:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + ASK_S
-            self._loop.post(lambda: self._loop.spawn(self._ask()))
+            self._loop.begin(self._ask)
 
     async def _ask(self) -> None:
         for tier in list(self._tiers):

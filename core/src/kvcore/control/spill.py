@@ -33,7 +33,7 @@ class SpillController:
     def wake(self) -> None:
         """L1 has been filled: see whether room must be made. From any thread; returns at once."""
         if self._stores.spill_tiers and not self._running and self._short() > 0:
-            self._loop.post(lambda: self._loop.spawn(self._run()))
+            self._loop.begin(self._run)
 
     async def flush(self, timeout_s: float) -> None:
         """Give up all of L1 that nobody uses, for at most `timeout_s`."""

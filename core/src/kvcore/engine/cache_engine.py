@@ -18,7 +18,7 @@ from kvcore.control import StorageManager
 from kvcore.engine import space as spaces
 from kvcore.engine.face import StorePlan
 from kvcore.engine.identity import Identities, Identity
-from kvcore.engine.lookup import Lookup, count_answer
+from kvcore.engine.lookup import Lookup, count_answer, promised
 from kvcore.engine.prefetch import Prefetcher
 from kvcore.engine.presence import Presence
 from kvcore.engine.space import ModelSpec, Space
@@ -164,7 +164,7 @@ class CacheEngine:
             lookup.decision = self.decisions.begin(asked, space.namespace, hashes, first, space.chunk_tokens, begin)
         if self.manager.resting:
             self.manager.stir()
-        if not spaces.even(hashes[first:] if first else hashes):
+        if not spaces.can_name_chunks(hashes[first:] if first else hashes):
             lookup.refuse()
             return lookup
         lookup.start()
@@ -184,10 +184,7 @@ class CacheEngine:
         """See `Engine.retrieve`."""
         if self.manager.closed:
             raise LeaseError("the cache is closed")
-        promised = lookup.answer
-        end = lookup.poll()
-        if end is None or end < (promised or 0):
-            raise LeaseError("the lookup's leases have ended")
+        end = promised(lookup)
         if end <= lookup.first:
             return []
         space, blocks = lookup.space, lookup.space.chunk_blocks
@@ -246,7 +243,7 @@ class CacheEngine:
         last = min(last, len(hashes))
         if self.manager.closed or first >= last:
             return StorePlan(0, [], {}, self.arena)
-        if len(block_ids) != len(space.groups) or not spaces.even(hashes[max(0, first - 1) : last]):
+        if len(block_ids) != len(space.groups) or not spaces.can_name_chunks(hashes[max(0, first - 1) : last]):
             refused = (last - first) * len(space.groups)
             self.metrics.add("store_skipped_chunks", refused, "refused")
             return StorePlan(0, [], {"refused": refused}, self.arena)

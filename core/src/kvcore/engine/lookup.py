@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 
+from kvcore.api import LeaseError
 from kvcore.control import Fetch, Step, StorageManager, Want, unheard
 from kvcore.engine.face import EngineLookup
 from kvcore.engine.space import Space
@@ -13,7 +14,7 @@ from kvcore.l1 import L1Object, ObjectSpace, ReadLease
 from kvcore.l2 import Tier
 from kvcore.observe import Decision, Metrics, logger
 
-_NOT_ASKED = "absent"
+_ABSENT = "absent"
 SLACK_S = 1.0
 """How much later than `lookup_timeout` a lookup gives up by itself, when its timer on the tiers' loop did not fire."""
 
@@ -65,7 +66,7 @@ class Lookup:
         self._leases: list[ReadLease] = []
         self._lock = threading.Lock()
         self._released = False
-        self._located: int | None = None
+        self._located_end: int | None = None  # of what is there, in L1 or a tier
         self.answer: int | None = None
         self._done: threading.Event | None = None
 
@@ -102,11 +103,6 @@ class Lookup:
         self._answered(self, time.perf_counter() - self._began)
         self.release()
         return self.first
-
-    @property
-    def stats(self) -> dict[str, int]:
-        """Where found chunks were: `l1` or a tier's name -> objects. Complete once `poll` has answered."""
-        return dict(self.sources)
 
     @property
     def held(self) -> bool:
@@ -166,10 +162,9 @@ class Lookup:
                         self.objects[g][i] = obj
         if missing and self._manager.tiers:
             self._done = threading.Event()
-            loop = self._manager.loop
-            loop.post(lambda: loop.spawn(self._run(missing)))
+            self._manager.loop.begin(self._run, missing)
         else:
-            self._finish(Fetch.of(_NOT_ASKED, len(missing)))
+            self._finish(Fetch.of(_ABSENT, len(missing)))
 
     def refuse(self) -> None:
         """Instead of `start`, for hashes that cannot name chunks: nothing is found."""
@@ -197,8 +192,8 @@ class Lookup:
     async def _fetch(self, fetch: Fetch, missing: list[tuple[int, int]]) -> None:
         fetcher = self._manager.fetcher
         loads, end, absent = await self.located(missing, self.objects, fetch)
-        self._located = end
-        fetch.lost(_NOT_ASKED, absent)
+        self._located_end = end
+        fetch.lost(_ABSENT, absent)
         end = self._worth(loads, end)
         refused = [(want, tier) for i, want, tier in loads if i >= end]
         loads = [load for load in loads if load[0] < end]
@@ -301,13 +296,13 @@ class Lookup:
         chunk_hash = self._hashes[answer]
         if chunk_hash in fetch.why:
             return fetch.why[chunk_hash]
-        if fetch.over and (self._located is None or answer < self._located):
+        if fetch.over and (self._located_end is None or answer < self._located_end):
             return fetch.over, ""
         if all(answer in found for found in self.objects):
             return "window", ""
-        if fetch.silent and _NOT_ASKED in fetch.reasons:
+        if fetch.silent and _ABSENT in fetch.reasons:
             return unheard(fetch.silent)
-        return next(iter(fetch.reasons), _NOT_ASKED), ""
+        return next(iter(fetch.reasons), _ABSENT), ""
 
     def _finish(self, fetch: Fetch) -> None:
         with self._lock:
@@ -339,6 +334,22 @@ def count_answer(metrics: Metrics, lookup: EngineLookup, seconds: float) -> None
         metrics.add("hit_chunks", count, source)
     for reason, count in lookup.misses.items():
         metrics.add("miss_chunks", count, reason)
+
+
+def count_asked(metrics: Metrics, absent: int) -> None:
+    """Count a question for single objects, of which so many are not there. The others are counted as they are loaded."""
+    metrics.add("lookups")
+    metrics.add("lookup_chunks", absent)
+    metrics.add("miss_chunks", absent, "absent")
+
+
+def promised(lookup: EngineLookup) -> int:
+    """Where ends what an answered lookup has found. Raises `LeaseError` when that is less than it once was."""
+    before = lookup.answer
+    end = lookup.poll()
+    if end is None or end < (before or 0):
+        raise LeaseError("the lookup's leases have ended")
+    return end
 
 
 def _log_fault(task: "asyncio.Task[None]") -> None:

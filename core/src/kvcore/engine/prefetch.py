@@ -77,7 +77,7 @@ class Prefetcher:
     def bring(self, namespace: bytes, hashes: Sequence[bytes], cause: str) -> bool:
         """See `Prefetch.bring`."""
         space = self._space_of(namespace)
-        if space is None or not hashes or not spaces.even(hashes) or self._manager.closed:
+        if space is None or not hashes or not spaces.can_name_chunks(hashes) or self._manager.closed:
             return False
         if len(self._wanted) >= MAX_WANTED:
             self._manager.metrics.add("prefetch_skipped", 1, cause, "queue_full")

@@ -166,7 +166,7 @@ def check(spec: ModelSpec) -> None:
             _bounded(f"KV group {i}: window_tokens", group.window_tokens, 1, _INT64 - 1)
 
 
-def even(hashes: Sequence[bytes]) -> bool:
+def can_name_chunks(hashes: Sequence[bytes]) -> bool:
     """Whether these can name chunks: they have one length, and one that an `ObjectKey` may have."""
     sizes = set(map(len, hashes))
     return not sizes or (len(sizes) == 1 and MIN_HASH_BYTES <= min(sizes) <= MAX_HASH_BYTES)

@@ -29,7 +29,7 @@ def checked(
     Each is walked through here and never again: what has been checked is what will be moved.
     """
     given = _tuple(buffers)
-    chosen = {}
+    chosen: dict[int, Payload] = {}
     if given is not None and len(hashes) == len(given):
         for i, (chunk_hash, parts) in enumerate(zip(hashes, given, strict=True)):
             payload = _tuple(parts)

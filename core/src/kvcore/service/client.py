@@ -13,7 +13,7 @@ from kvcore.api import LeaseError, ObjectEvent, ObjectKey
 from kvcore.config import Config
 from kvcore.engine import ModelSpec, Space, StorePlan
 from kvcore.engine import space as spaces
-from kvcore.engine.lookup import count_answer
+from kvcore.engine.lookup import count_answer, promised
 from kvcore.observe import Asked, Decision, Decisions, Metrics, Throttle
 from kvcore.observe.savings import count_saved
 from kvcore.plugins import Registry
@@ -140,7 +140,7 @@ class RemoteEngine:
         lookup = RemoteLookup(space, first, len(wanted), next(self._ids), link, self._answered)
         if (asked is not None or not each) and not self._closed:
             lookup.decision = self.decisions.begin(asked, space.namespace, hashes, first, space.chunk_tokens)
-        if link is None or space.refused or not wanted or not spaces.even(wanted):
+        if link is None or space.refused or not wanted or not spaces.can_name_chunks(wanted):
             lookup.lose("refused" if link is not None else "no_server")
             return lookup
         self._waiting[lookup.id] = lookup
@@ -159,16 +159,13 @@ class RemoteEngine:
         if link is None or not link.welcome.queued or space.refused or not hashes:
             return
         front = hashes[: wire.most_hashes(len(space.groups))]
-        if spaces.even(front):
+        if spaces.can_name_chunks(front):
             who = None if asked is None else wire.who_of(asked, 0)
             link.tell(wire.Queued(space.id, len(front[0]), b"".join(front), who))
 
     def retrieve(self, lookup: RemoteLookup, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
         """See `Engine.retrieve`."""
-        promised = lookup.answer
-        end = lookup.poll()
-        if end is None or end < (promised or 0):
-            raise LeaseError("the lookup's leases have ended")
+        end = promised(lookup)
         if end <= lookup.first:
             return []
         blocks, first = lookup.space.chunk_blocks, lookup.first
@@ -229,7 +226,7 @@ class RemoteEngine:
         wanted = hashes[first:end]
         count = len(wanted)
         parent = [hashes[first - 1]] if first > 0 and count else []
-        if len(block_ids) != groups or not spaces.even([*parent, *wanted]):
+        if len(block_ids) != groups or not spaces.can_name_chunks([*parent, *wanted]):
             return self._plan(0, [], {"refused": max(0, last - first) * groups}, "")
         spans = [_spans(ids[first * blocks : (first + count) * blocks], blocks, count) for ids in block_ids]
         no_block = sum(span is None for group in spans for span in group)
@@ -340,7 +337,7 @@ class RemoteEngine:
         """Which objects of a space with one group are there, as a hint. Hashes as `lookup` takes them."""
         there = [False] * len(hashes)
         link = self._link
-        if link is None or space.refused or not hashes or not spaces.even(hashes):
+        if link is None or space.refused or not hashes or not spaces.can_name_chunks(hashes):
             return there
         message = wire.Exists(next(self._ids), space.id, len(hashes[0]), b"".join(hashes))
         answer = self._ask_late(message, link.welcome.lookup_timeout_s + link.timeout_s)
@@ -352,7 +349,7 @@ class RemoteEngine:
 
     def delete(self, space: ServedSpace, hashes: Sequence[bytes]) -> int:
         """Forget objects of a space with one group, in L1 and the tiers; how many left L1."""
-        if space.refused or not hashes or not spaces.even(hashes):
+        if space.refused or not hashes or not spaces.can_name_chunks(hashes):
             return 0
         return self._number(wire.Delete(next(self._ids), space.id, len(hashes[0]), b"".join(hashes)), DELETE_S)
 

@@ -54,11 +54,6 @@ class RemoteLookup:
         self._leased = self._began  # leases are younger than this by the way to the server, never older
         self._answered = answered
 
-    @property
-    def stats(self) -> dict[str, int]:
-        """Where found chunks were: `l1` or a tier's name -> objects. Complete once `poll` has answered."""
-        return dict(self.sources)
-
     def poll(self) -> int | None:
         """See `EngineLookup.poll`."""
         link = self.link

@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from kvcore.api import ConfigError, LeaseError
+from kvcore.api import ConfigError
 from kvcore.engine import ModelSpec, Space, StorePlan
+from kvcore.engine.lookup import promised
 from kvcore.engine.parts import joined
 from kvcore.observe import Asked, Decision, Decisions
 from kvcore.service.client import RemoteEngine, ServedSpace
@@ -71,11 +72,6 @@ class SeveralLookup:
         self.decision = engine.decisions.begin(asked, space.namespace, hashes, self.first, space.chunk_tokens)
         self.arena = ""
         self._look()
-
-    @property
-    def stats(self) -> dict[str, int]:
-        """Where found chunks were: `l1` or a tier's name -> objects. Complete once `poll` has answered."""
-        return dict(self.sources)
 
     def poll(self) -> int | None:
         """See `EngineLookup.poll`."""
@@ -175,10 +171,7 @@ class SeveralEngine:
 
     def retrieve(self, lookup: SeveralLookup, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
         """See `Engine.retrieve`."""
-        promised = lookup.answer
-        end = lookup.poll()
-        if end is None or end < (promised or 0):
-            raise LeaseError("the lookup's leases have ended")
+        end = promised(lookup)
         ids = [group[: end * lookup.space.chunk_blocks] for group in block_ids]
         plans = [e.retrieve(part, first_block, ids) for e, part in zip(self.parts, lookup.parts, strict=True)]
         # Of a group with a window a server may have more than the window: what all have is enough.

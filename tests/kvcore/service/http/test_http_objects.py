@@ -145,7 +145,7 @@ def test_clearing(two: Any) -> None:
     assert (answer.body["l1"], answer.body["tiers"]) == (8, {"near": 8})
     lookup = engine.lookup(ours, hashes())
     assert lookup.wait(10)
-    assert lookup.stats == {"far": 8}
+    assert lookup.sources == {"far": 8}
     assert client.post("/clear", {"all": True}).body["l1"] == 0  # they are being read
     engine.release(lookup)
     assert engine.drain() == 0

@@ -64,9 +64,9 @@ class _Writes:
 class Batches:
     """Runs batches on the tiers' loop; its methods are coroutines of that loop. No tier makes them raise.
 
-    A batch has no key twice. Tiers are written what their `write:` says: `evicted` nothing, for nothing is evicted
-    here; `reused` what is stored for the second time, or found in another tier. Those that `promote` are written what a
-    later one had.
+    A batch has no key twice, and all its keys have one namespace and group. Tiers are written what their `write:` says:
+    `evicted` nothing, for nothing is evicted here; `reused` what is stored for the second time, or found in another
+    tier. Those that `promote` are written what a later one had.
     """
 
     def __init__(self, manager: StorageManager) -> None:
@@ -138,7 +138,7 @@ class Batches:
                 hanging.append(loads.settled)
         if hanging:  # the storage may still write into the caller's memory
             await asyncio.wait(hanging)
-        self._tell_loaded(tier, batch, outcomes)
+        self._tell("load", tier, batch, outcomes)
         return outcomes
 
     async def _pass_on(self, tiers: Sequence[Tier], source: int, found: Sequence[Transfer]) -> None:
@@ -158,9 +158,9 @@ class Batches:
             if i == source or not tier.breaker.closed or (i < source and not writes.promote):
                 continue
             if writes.reuse is not None:
-                new = set(writes.reuse.asked_keys([t.key for t in found]))
+                new = set(writes.reuse.asked(found[0].key, [t.key.chunk_hash for t in found]))
                 if new:
-                    wanting.append((tier, [t for t in found if t.key in new]))
+                    wanting.append((tier, [t for t in found if t.key.chunk_hash in new]))
             elif i < source and writes.all:
                 wanting.append((tier, found))
         return wanting
@@ -176,15 +176,12 @@ class Batches:
 
     async def _store_to(self, tier: Tier, given: Sequence[Transfer], held: Callable[[], bool]) -> list[bool]:
         writes = self._writes[tier.name]
+        batch = given if writes.all else []
         if writes.reuse is not None:
-            wanted = set(writes.reuse.published_keys([t.key for t in given]))
-            self._metrics.add("tier_held_back", len(given) - len(wanted), tier.name)
-            self._journal.note(tier.name, "held_back", "", [t.key for t in given if t.key not in wanted])
-        elif writes.all:
-            wanted = {t.key for t in given}
-        else:
-            return [False] * len(given)
-        batch = given if len(wanted) == len(given) else [t for t in given if t.key in wanted]
+            again = set(writes.reuse.published(given[0].key, [t.key.chunk_hash for t in given]))
+            batch = [t for t in given if t.key.chunk_hash in again]
+            self._metrics.add("tier_held_back", len(given) - len(batch), tier.name)
+            self._journal.note(tier.name, "held_back", "", [t.key for t in given if t.key.chunk_hash not in again])
         kept = await self._keep(tier, batch, held) if batch else set()
         return [t.key in kept for t in given]
 
@@ -223,7 +220,7 @@ class Batches:
         """Have a tier write objects that it does not have; those that it has afterwards."""
         with tier.told.storing([t.key for t in batch]):
             stores = await tier.store(batch, held)
-            self._tell_stored(tier, batch, stores.outcomes)
+            self._tell("store", tier, batch, stores.outcomes)
         return {t.key for t, o in zip(batch, stores.outcomes, strict=True) if isinstance(o, Stored)}
 
     async def delete(self, keys: Sequence[ObjectKey]) -> None:
@@ -234,21 +231,17 @@ class Batches:
         """Wait until what is written in the background is, so long at most. Before the end."""
         await self._promotion.drain(timeout_s)
 
-    def _tell_loaded(self, tier: Tier, batch: Sequence[Transfer], outcomes: Sequence[LoadOutcome]) -> None:
+    def _tell(
+        self, op: str, tier: Tier, batch: Sequence[Transfer], outcomes: Sequence[LoadOutcome | StoreOutcome]
+    ) -> None:
+        """What came of a `load` from a tier, or of a `store` to it."""
+        asked = op == "store" or len(self._manager.tiers) > 1  # see `_sources`
         if self._journal.most:
-            asked = len(self._manager.tiers) > 1  # see `_sources`
-            self._journal.outcomes(tier.name, "load", [t.key for t in batch], outcomes, known=asked)
-        if self._hooks.listens("loaded") or self._hooks.listens("failed"):
+            self._journal.outcomes(tier.name, op, [t.key for t in batch], outcomes, known=asked)
+        done = "loaded" if op == "load" else "stored"
+        if self._hooks.listens(done) or self._hooks.listens("failed"):
             good, bad = sort_events(tier.name, [(t.key, t.nbytes) for t in batch], outcomes)
-            self._hooks.loaded(good)
-            self._hooks.failed(bad)
-
-    def _tell_stored(self, tier: Tier, batch: Sequence[Transfer], outcomes: Sequence[StoreOutcome]) -> None:
-        if self._journal.most:
-            self._journal.outcomes(tier.name, "store", [t.key for t in batch], outcomes)
-        if self._hooks.listens("stored") or self._hooks.listens("failed"):
-            good, bad = sort_events(tier.name, [(t.key, t.nbytes) for t in batch], outcomes)
-            self._hooks.stored(good)
+            (self._hooks.loaded if op == "load" else self._hooks.stored)(good)
             self._hooks.failed(bad)
 
 

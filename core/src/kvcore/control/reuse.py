@@ -26,23 +26,14 @@ class Reuse:
     def __len__(self) -> int:
         return len(self._offered)
 
-    def published(self, space: ObjectSpace, hashes: Sequence[bytes]) -> list[bytes]:
+    def published(self, space: ObjectSpace | ObjectKey, hashes: Sequence[bytes]) -> list[bytes]:
         """Those of the objects just published that were published before: somebody asked, and they had gone."""
         return self._take(space, hashes, new=False)
 
-    def asked(self, space: ObjectSpace, hashes: Sequence[bytes]) -> list[bytes]:
+    def asked(self, space: ObjectSpace | ObjectKey, hashes: Sequence[bytes]) -> list[bytes]:
         """Those of the objects that a lookup has found which the tier was not offered yet."""
         salt, offered = _salt(space.namespace, space.group), self._offered
         return self._take(space, [h for h in hashes if not offered.get(salt ^ hash(h))], new=True)
-
-    def published_keys(self, keys: Sequence[ObjectKey]) -> list[ObjectKey]:
-        """The same as `published`, of objects that are not in L1."""
-        return [key for key in keys if self._take(key, [key.chunk_hash], new=False)]
-
-    def asked_keys(self, keys: Sequence[ObjectKey]) -> list[ObjectKey]:
-        """The same as `asked`, of objects that are not in L1."""
-        new = [k for k in keys if not self._offered.get(_salt(k.namespace, k.group) ^ hash(k.chunk_hash))]
-        return [key for key in new if self._take(key, [key.chunk_hash], new=True)]
 
     def refused(self, keys: Iterable[ObjectKey]) -> None:
         """The tier did not take these objects: they are offered again when they are next asked for."""

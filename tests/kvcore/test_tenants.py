@@ -164,7 +164,7 @@ def test_invented_tenants_leave_nothing_behind_and_no_metrics(make: Make) -> Non
         engine.drain()
 
     def sizes() -> list[int]:
-        l1, account = engine.l1, engine.manager.tiers[0].account
+        l1, account = engine.l1, engine.manager.tiers[0].capacity
         assert l1._shares is not None
         assert account is not None
         assert account._shares is not None
@@ -307,7 +307,7 @@ def test_no_sequence_takes_a_tiers_share_from_another() -> None:
 def test_ttl_in_a_tier(make: Make) -> None:
     engine = make("l2: [{storage: memory, ttl: 1h}]\n")
     tier = engine.manager.tiers[0]
-    assert tier.account is not None
+    assert tier.capacity is not None
     space = register(engine, "")
     put(engine, space, hashes(8))
     engine.drain()
@@ -315,7 +315,7 @@ def test_ttl_in_a_tier(make: Make) -> None:
     assert contents(engine, space, hashes(8)) == list(range(1, 9))
     engine.clear(space)
     now = time.time()
-    tier.account._clock = lambda: now + 3601
+    tier.capacity._clock = lambda: now + 3601
     lookup = engine.lookup(space, hashes(8))
     assert lookup.wait(10)
     assert lookup.poll() == 0

@@ -32,7 +32,7 @@ class Occupancy:
 
     async def _ask(self) -> None:
         for tier in list(self._tiers):
-            if not tier.usable or (tier.storage.shared and tier.account is None):
+            if not tier.usable or (tier.storage.shared and tier.capacity is None):
                 continue
             usage = await tier.usage()
             if usage is None or tier not in self._tiers:

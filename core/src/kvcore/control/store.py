@@ -229,7 +229,7 @@ class _Queue:
         self._controller = controller
         self._ended = False
         self._running = 0
-        self._workers = max(1, tier.storage.preferred_concurrency)
+        self._workers = tier.concurrency
 
     @property
     def waiting_bytes(self) -> int:

@@ -58,7 +58,8 @@ class Tenancy:
         """Objects of this namespace are the tenant's, also those that the tiers have from earlier."""
         if namespace not in self._tenants:
             self._tenants[namespace] = tenant
-            self._loop.post(self._bind, list(self._tiers), namespace, tenant)
+            for capacity in self._capacities():
+                self._loop.post(capacity.bind, namespace, tenant)
 
     def tenant(self, namespace: bytes) -> str:
         """Whose it is; nobody's where that is not known. From any thread."""
@@ -70,8 +71,9 @@ class Tenancy:
 
     def joined(self, tier: Tier) -> None:
         """One more tier is in use. On the tiers' loop."""
-        for namespace, tenant in list(self._tenants.items()):
-            self._bind([tier], namespace, tenant)
+        if tier.capacity is not None:
+            for namespace, tenant in list(self._tenants.items()):
+                tier.capacity.bind(namespace, tenant)
 
     def forget(self) -> None:
         """Forget what nobody uses and that holds nothing; at little cost when there is little. From any thread."""
@@ -82,7 +84,8 @@ class Tenancy:
         for space in gone:
             self._layouts.pop(space, None)
             if not self.held(space.namespace) and self._tenants.pop(space.namespace, None) is not None:
-                self._loop.post(self._unbind, list(self._tiers), space.namespace)
+                for capacity in self._capacities():
+                    self._loop.post(capacity.unbind, space.namespace)
 
     def usage(self) -> dict[str, dict[str, Usage]]:
         """Tenant -> place (`l1` or a tier's name) -> what it holds there and may. Only places that are divided.
@@ -110,30 +113,30 @@ class Tenancy:
         """
         if len(tenant) > MAX_NAME:
             raise ConfigError(f"a tenant's name has at most {MAX_NAME} characters, not {len(tenant)}")
-        accounts = {place: self._divided(place, nbytes) for place, nbytes in quotas.items()}
+        changed = {place: self._divided(place, nbytes) for place, nbytes in quotas.items()}
         own = None if tenant == DEFAULT_TENANT else tenant
-        for place, account in accounts.items():
-            if account is None:
+        for place, capacity in changed.items():
+            if capacity is None:
                 self._l1.set_quota(own, quotas[place])
             else:
-                self._loop.post(account.set_quota, own, quotas[place])
+                self._loop.post(capacity.set_quota, own, quotas[place])
 
     def _divided(self, place: str, nbytes: int | None) -> Capacity | None:
-        """The account of a tier in which a quota of `nbytes` is possible; None: L1. Raises `ConfigError`."""
+        """The capacity of a tier in which a quota of `nbytes` is possible; None: L1. Raises `ConfigError`."""
         tiers = {t.name: t for t in list(self._tiers)}
-        account = tiers[place].account if place in tiers else None
+        capacity = tiers[place].capacity if place in tiers else None
         if place != "l1" and place not in tiers:
             raise ConfigError(f"there is no place {place!r}: the places are {', '.join(['l1', *tiers])}")
-        divided = self._l1.divided if place == "l1" else account is not None and account.divided
+        divided = self._l1.divided if place == "l1" else capacity is not None and capacity.divided
         if not divided:
             raise ConfigError(
                 f"{place} is not divided among tenants: give at least one of them a quota there in `tenants:`, such as "
                 f"`{DEFAULT_TENANT}: {{{place}: 1GiB}}`, and start again"
             )
-        size = self._l1.arena.size if account is None else account.limit
+        size = self._l1.arena.size if capacity is None else capacity.limit
         if nbytes is not None and not 0 <= nbytes <= (math.inf if size is None else size):
             raise ConfigError(f"a quota of {nbytes} bytes does not fit {place}, which has {format_size(size or 0)}")
-        return account
+        return capacity
 
     def refresh(self, metrics: Metrics) -> None:
         """Bring the tenants' metrics up to date: a series for each named tenant, and one for all others together. On
@@ -149,7 +152,7 @@ class Tenancy:
 
     def _places(self) -> list[tuple[str, dict[str, Usage]]]:
         places = [("l1", self._l1.tenants())] if self._l1.divided else []
-        places += [(t.name, t.account.tenants()) for t in self._tiers if t.account is not None and t.account.divided]
+        places += [(t.name, t.capacity.tenants()) for t in self._tiers if t.capacity is not None and t.capacity.divided]
         return places
 
     async def _asked(self) -> list[tuple[str, dict[str, Usage]]]:
@@ -158,16 +161,9 @@ class Tenancy:
     async def _asked_defaults(self) -> dict[str, Usage]:
         places = [
             ("l1", self._l1.others()),
-            *((t.name, t.account.others()) for t in self._tiers if t.account is not None),
+            *((t.name, t.capacity.others()) for t in self._tiers if t.capacity is not None),
         ]
         return {place: usage for place, usage in places if usage is not None}
 
-    def _bind(self, tiers: Sequence[Tier], namespace: bytes, tenant: str) -> None:
-        for tier in tiers:
-            if tier.account is not None:
-                tier.account.bind(namespace, tenant)
-
-    def _unbind(self, tiers: Sequence[Tier], namespace: bytes) -> None:
-        for tier in tiers:
-            if tier.account is not None:
-                tier.account.unbind(namespace)
+    def _capacities(self) -> list[Capacity]:
+        return [tier.capacity for tier in list(self._tiers) if tier.capacity is not None]

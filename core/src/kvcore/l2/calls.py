@@ -29,9 +29,10 @@ class Calls:
         self.storage = storage
         self._name = name
         self._timeout_s = timeout_s
-        self._threads: Threads | None = None
-        if isinstance(storage, BlockingStorage):
-            self._threads = Threads(f"kvcore-{name}", max(1, storage.preferred_concurrency))
+        self.concurrency = max(1, storage.preferred_concurrency)
+        """So many calls may be under way at once."""
+        blocks = isinstance(storage, BlockingStorage)
+        self._threads = Threads(f"kvcore-{name}", self.concurrency) if blocks else None
         self._used = False
         self._hung: dict[asyncio.Future[Any], float] = {}
 

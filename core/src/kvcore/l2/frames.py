@@ -80,8 +80,8 @@ class Frames:
     def __init__(self, name: str, storage: Storage | BlockingStorage, *, threads: Threads, timeout_s: float) -> None:
         self.name = name
         self.storage = storage
-        self.concurrency = max(1, storage.preferred_concurrency)
         self._calls = Calls(storage, name, timeout_s)
+        self.concurrency = self._calls.concurrency
         self._timeout_s = timeout_s
         self._threads = threads
         self._pool = StagingPool(self.concurrency)

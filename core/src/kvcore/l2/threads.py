@@ -60,7 +60,7 @@ class Threads:
     def submit(self, function: Callable[..., Any], *args: Any) -> Call:
         """Run `function(*args)` on a thread; the result arrives in `.settled`. Raises `PoolExhausted`."""
         call = Call(function, args, asyncio.get_running_loop().create_future())
-        call.settled.add_done_callback(_retrieve)
+        call.settled.add_done_callback(ignore_error)
         with self._lock:
             if self._closed:
                 raise PoolExhausted(f"{self._name}: closed")
@@ -167,6 +167,7 @@ def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | N
             future.set_exception(error)
 
 
-def _retrieve(future: "asyncio.Future[Any]") -> None:
+def ignore_error(future: "asyncio.Future[Any]") -> None:
+    """Nobody waits for this call any more: keep asyncio from logging its error."""
     if not future.cancelled():
-        future.exception()  # an abandoned call's error is nobody's: keep asyncio from logging it
+        future.exception()

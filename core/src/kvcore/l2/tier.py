@@ -17,7 +17,7 @@ from kvcore.l2.loading import Loader
 from kvcore.l2.record import Record
 from kvcore.l2.speed import LoadSpeed
 from kvcore.l2.storing import Storer
-from kvcore.l2.threads import DeadlineExceeded, Threads
+from kvcore.l2.threads import DeadlineExceeded, Threads, ignore_error
 from kvcore.l2.told import Told
 from kvcore.l2.transfer import Loads, Stores, Transfer
 from kvcore.l2.turns import Turns
@@ -75,7 +75,7 @@ class Tier:
         self.storage = storage
         self.told = told or Told()
         self._on_evict = on_evict
-        self.account = capacity
+        self.capacity = capacity
         """What is known of what it holds, where kvcore looks after that itself."""
         self._calls = Calls(storage, name, timeout_s)
         if capacity is not None:
@@ -92,13 +92,15 @@ class Tier:
         self._healing: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[None] | None = None
         self._metrics = metrics
-        self._slots = Turns(max(1, storage.preferred_concurrency))
-        self._loads = Turns(2 * max(1, storage.preferred_concurrency))  # some are read while others are decoded
+        self.concurrency = self._calls.concurrency
+        """So many calls its storage takes at once."""
+        self._slots = Turns(self.concurrency)
+        self._loads = Turns(2 * self.concurrency)  # some are read while others are decoded
         self._always = always
         self._speed = LoadSpeed()
         self.breaker = Breaker(self._changed)
         self._record = Record(name, metrics, self.breaker, useful_s)
-        staging = StagingPool(8 * max(1, storage.preferred_concurrency))
+        staging = StagingPool(8 * self.concurrency)
         stack = (self._calls, staging, self._record, self._on_thread, self.delete)
         self._loader = Loader(storage, codec, *stack)
         self._storer = Storer(codec, *stack)
@@ -200,10 +202,9 @@ class Tier:
     def batch_size(self, objects: int, nbytes: int) -> int:
         """Into how large batches to cut `objects` of `nbytes`: enough of them to keep the storage busy, twice as many
         where a batch is still worth its own call."""
-        concurrency = max(1, self.storage.preferred_concurrency)
-        share = -(-objects // (2 * concurrency))
+        share = -(-objects // (2 * self.concurrency))
         if share * nbytes < _WORTH_BYTES:
-            share = -(-objects // concurrency)
+            share = -(-objects // self.concurrency)
         return max(1, min(share, (32 << 20) // max(1, nbytes)))
 
     def pieces(self, batch: Sequence[T], nbytes: int) -> list[Sequence[T]]:
@@ -298,7 +299,7 @@ class Tier:
     @property
     def expires(self) -> bool:
         """Its objects have a time to live, which `expire` keeps."""
-        return self.account is not None and self.account.ttl_s is not None
+        return self.capacity is not None and self.capacity.ttl_s is not None
 
     async def expire(self) -> None:
         """Delete objects whose time is over; a fault is counted."""
@@ -341,7 +342,7 @@ class Tier:
     async def _reopen(self) -> None:
         if self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(self._open())
-            self._opening.add_done_callback(_retrieve)
+            self._opening.add_done_callback(ignore_error)  # the next probe says it
         await asyncio.wait((self._opening,), timeout=self._timeout_s)
         if not self._opening.done():
             raise StorageUnavailable("it is still being opened")
@@ -374,8 +375,3 @@ class Tier:
         while not self.breaker.closed and not self._closed:
             await asyncio.sleep(max(self.breaker.pause_s, 0.01))
             await self.probe()
-
-
-def _retrieve(task: "asyncio.Task[None]") -> None:
-    if not task.cancelled():
-        task.exception()  # the next probe says it; keep asyncio from logging it

@@ -108,6 +108,12 @@ class StorageManager:
         """The configuration of each tier, by name."""
         return dict(self._tiers.configs)
 
+    @property
+    def tier_plugins(self) -> dict[str, str]:
+        """The tiers' names in order, each with the name of its storage plugin."""
+        configs = self.tier_configs
+        return {t.name: configs[t.name].storage.plugin for t in list(self.tiers) if t.name in configs}
+
     def create(self, kind: Any, spec: PluginSpec) -> Any:
         """An instance of a configured component."""
         return self.registry.create(kind, spec)

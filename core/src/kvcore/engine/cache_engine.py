@@ -364,9 +364,8 @@ class CacheEngine:
 
     @property
     def tiers(self) -> dict[str, str]:
-        """The tiers' names in order, each with the name of its storage plugin."""
-        configs = self.manager.tier_configs
-        return {t.name: configs[t.name].storage.plugin for t in list(self.manager.tiers) if t.name in configs}
+        """See `Engine.tiers`."""
+        return self.manager.tier_plugins
 
     def object_space(self, space: Space, group: int) -> ObjectSpace:
         """L1's table for one group of a registered model."""

@@ -180,8 +180,7 @@ class LocalStore(StoreBase):
     @property
     def tiers(self) -> dict[str, str]:
         """The tiers' names in order, each with the name of its storage plugin."""
-        configs = self.manager.tier_configs
-        return {tier.name: configs[tier.name].storage.plugin for tier in list(self.manager.tiers)}
+        return self.manager.tier_plugins
 
     @property
     def lookup_timeout_s(self) -> float:

@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from itertools import compress, repeat
 from typing import Any, NamedTuple
 
 from kvcore.api import LeaseError, ObjectEvent, ObjectKey
@@ -19,6 +18,7 @@ from kvcore.engine import space as spaces
 from kvcore.engine.face import StorePlan
 from kvcore.engine.identity import Identities, Identity
 from kvcore.engine.lookup import Lookup, count_answer, promised
+from kvcore.engine.plans import load_plan, storable, store_plan
 from kvcore.engine.prefetch import Prefetcher
 from kvcore.engine.presence import Presence
 from kvcore.engine.space import ModelSpec, Space
@@ -28,7 +28,7 @@ from kvcore.observe.decisions import salt_word
 from kvcore.observe.savings import count_saved
 from kvcore.plugins import Registry, registry_from_env
 from kvcore.tenants import Usage
-from kvcore.transfer.plan import Copy, copies_of
+from kvcore.transfer.plan import Copy
 
 
 class Claim(NamedTuple):
@@ -187,28 +187,10 @@ class CacheEngine:
         end = promised(lookup)
         if end <= lookup.first:
             return []
-        space, blocks = lookup.space, lookup.space.chunk_blocks
-        begin, copies, loaded = max(lookup.first, first_block // blocks), list[Copy](), 0
-        for g, objects in enumerate(lookup.objects):
-            ids, firsts = tuple(block_ids[g]), [0] * (end - begin)
-            spans = [ids[at : at + blocks] for at in range(begin * blocks, end * blocks, blocks)]
-            if spans and first_block > begin * blocks:
-                firsts[0] = first_block - begin * blocks
-                spans[0] = spans[0][firsts[0] :]
-            found = list(map(objects.get, range(begin, end)))
-            used = [o and s and (s[0] >= 0 or max(s) >= 0) for o, s in zip(found, spans, strict=True)]
-            if not all(used):  # outside this group's window, or not wanted
-                found, firsts, spans = (
-                    list(compress(found, used)),
-                    list(compress(firsts, used)),
-                    list(compress(spans, used)),
-                )
-            slots = [o.slot for o in found if o is not None]
-            copies += copies_of(g, slots, self.l1.arena.generations(slots), firsts, spans)
-            loaded = max(loaded, sum(map(len, spans)))  # a window holds only the last of them
+        copies, loaded = load_plan(lookup, end, first_block, block_ids, self.l1.arena.generations)
         if not lookup.renew():  # a pause longer than the lease, in the midst of this
             raise LeaseError("the lookup's leases have ended")
-        self.used(lookup, loaded * space.spec.block_tokens)
+        self.used(lookup, loaded * lookup.space.spec.block_tokens)
         return copies
 
     def used(self, lookup: Lookup, tokens: int) -> None:
@@ -239,7 +221,6 @@ class CacheEngine:
         request: str = "",
     ) -> StorePlan:
         """See `Engine.reserve`."""
-        blocks = space.chunk_blocks
         last = min(last, len(hashes))
         if self.manager.closed or first >= last:
             return StorePlan(0, [], {}, self.arena)
@@ -247,28 +228,18 @@ class CacheEngine:
             refused = (last - first) * len(space.groups)
             self.metrics.add("store_skipped_chunks", refused, "refused")
             return StorePlan(0, [], {"refused": refused}, self.arena)
-        wanted: list[dict[bytes, tuple[int, ...]]] = []
-        for g in range(len(space.groups)):
-            ids = tuple(block_ids[g][first * blocks : last * blocks])
-            spans = [ids[at : at + blocks] for at in range(0, (last - first) * blocks, blocks)]
-            chosen = dict(zip(hashes[first:last], spans, strict=True))
-            if len(ids) < (last - first) * blocks or min(ids) < 0:  # looked at once: the usual case has none
-                chosen = {h: span for h, span in chosen.items() if len(span) == blocks and min(span) >= 0}
-                if space.windows[g] is None:  # what a window has left behind is not wanted
-                    left = [ObjectKey(space.namespace, h, g) for h in hashes[first:last] if h not in chosen]
-                    self.journal.note("l1", "skipped", "no_block", left)
-            wanted.append(chosen)
+        wanted = [storable(hashes, first, last, ids, space.chunk_blocks) for ids in block_ids]
+        for g, chosen in enumerate(wanted):
+            if len(chosen) < last - first and space.windows[g] is None:  # what a window has left behind is not wanted
+                left = [ObjectKey(space.namespace, h, g) for h in hashes[first:last] if h not in chosen]
+                self.journal.note("l1", "skipped", "no_block", left)
         chain = [hashes[first - 1] if first else b"", *hashes[first:last]]
         claim = self.claim(space, [list(w) for w in wanted], chain, request)
         no_block = sum(last - first - len(w) for w in wanted)
         if no_block:
             claim.skipped["no_block"] = no_block
             self.metrics.add("store_skipped_chunks", no_block, "no_block")
-        copies = []
-        for g, objects in enumerate(claim.objects):
-            slots = [o.slot for o in objects]  # whose generations cannot change while they are leased
-            spans = [wanted[g][o.chunk_hash] for o in objects]
-            copies += copies_of(g, slots, self.l1.arena.generations(slots), repeat(0), spans)
+        copies = store_plan(claim.objects, wanted, self.l1.arena.generations)
         return StorePlan(claim.id, copies, claim.skipped, self.arena)
 
     def claim(

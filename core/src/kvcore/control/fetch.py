@@ -70,7 +70,7 @@ class Fetch:
         self.over = reason
 
 
-class _Span:
+class _Delivery:
     """All that one lookup has from one tier: from the first call's beginning to the last one's end."""
 
     def __init__(self) -> None:
@@ -158,22 +158,21 @@ class Fetcher:
                 self.idle.set()
 
     async def _load(self, fetch: Fetch, wants: Sequence[Want], sources: Sequence[Tier | None], probe: bool) -> None:
-        spans: dict[Tier, _Span] = {}
-        groups: dict[tuple[int, ObjectSpace], tuple[Tier, list[Want]]] = {}
+        deliveries: dict[Tier, _Delivery] = {}
+        groups: dict[tuple[Tier, ObjectSpace], list[Want]] = {}
         for want, tier in zip(wants, sources, strict=True):
             if tier is not None:
-                groups.setdefault((id(tier), want.space), (tier, []))[1].append(want)
+                groups.setdefault((tier, want.space), []).append(want)
         tasks = []
-        for (_, space), (tier, members) in groups.items():
-            span = spans.setdefault(tier, _Span())
-            tasks += [
-                self._loop.spawn(self._batch(fetch, tier, batch, span)) for batch in tier.pieces(members, space.nbytes)
-            ]
+        for (tier, space), members in groups.items():
+            delivery = deliveries.setdefault(tier, _Delivery())
+            pieces = tier.pieces(members, space.nbytes)
+            tasks += [self._loop.spawn(self._batch(fetch, tier, piece, delivery)) for piece in pieces]
         if tasks:
             await asyncio.wait(tasks)
-        for tier, span in spans.items():
-            if span.nbytes:
-                tier.delivered(span.nbytes, span.seconds, probe=probe)
+        for tier, delivery in deliveries.items():
+            if delivery.nbytes:
+                tier.delivered(delivery.nbytes, delivery.seconds, probe=probe)
 
     def probe(self, tier: Tier, wants: Sequence[Want]) -> None:
         """Load the front of `wants` from `tier`, for at most `PROBE_BYTES`, while nobody waits for it: the tier learns
@@ -185,7 +184,7 @@ class Fetcher:
         self._l1.keep(lease)
         self._l1.end_read(lease)
 
-    async def _batch(self, fetch: Fetch, tier: Tier, wants: Sequence[Want], span: _Span) -> None:
+    async def _batch(self, fetch: Fetch, tier: Tier, wants: Sequence[Want], delivery: _Delivery) -> None:
         space = wants[0].space
         others = [f for w in wants if (f := self._inflight.get((space, w.chunk_hash)))]
         hashes = [w.chunk_hash for w in wants]
@@ -200,7 +199,7 @@ class Fetcher:
             for obj in mine:
                 self._inflight[space, obj.chunk_hash] = done
             try:
-                failed = await self._fill(fetch, tier, lease, mine, wants[0].layout, span)
+                failed = await self._fill(fetch, tier, lease, mine, wants[0].layout, delivery)
             finally:
                 for obj in mine:
                     self._inflight.pop((space, obj.chunk_hash), None)
@@ -221,7 +220,7 @@ class Fetcher:
             await self.load(fetch, again, sources)
 
     async def _fill(
-        self, fetch: Fetch, tier: Tier, lease: Any, mine: list[L1Object], layout: ObjectLayout, span: _Span
+        self, fetch: Fetch, tier: Tier, lease: Any, mine: list[L1Object], layout: ObjectLayout, delivery: _Delivery
     ) -> dict[bytes, str]:
         """Load into the slots of `lease` and publish; what did not come, with the reason: chunk hash -> word."""
         begun = time.perf_counter()
@@ -243,7 +242,7 @@ class Fetcher:
         }
         if reasons:
             self._journal.outcomes(tier.name, "load", mine, loads.outcomes)
-        span.add(begun, (len(mine) - len(reasons)) * mine[0].space.nbytes)
+        delivery.add(begun, (len(mine) - len(reasons)) * mine[0].space.nbytes)
         with self._in_order():
             published, read = self._l1.finish_write(lease, failed=reasons.keys(), read=True)
             self._on_loaded([ObjectEvent(o.key, tier.name, o.space.nbytes) for o in published])

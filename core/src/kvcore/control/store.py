@@ -250,11 +250,7 @@ class _Queue:
         if self._ended:
             fits, reason = 0, "removed"
         taken = job.objects[: max(0, fits)]
-        dropped = len(job.objects) - len(taken)
-        self._controller.metrics.add("tier_dropped", dropped, self.tier.name, reason)
-        self._controller.journal.note(self.tier.name, "dropped", reason, job.objects[len(taken) :])
-        if self.reuse is not None and dropped:
-            self.reuse.refused(o.key for o in job.objects[len(taken) :])
+        self._dropped(reason, job.objects[len(taken) :])
         if not taken:
             self._controller.finished(job)
             return
@@ -279,11 +275,10 @@ class _Queue:
         while self.jobs:
             job, objects = self.jobs.take()
             dropped += len(objects)
-            self._controller.journal.note(self.tier.name, "dropped", "removed", objects)
+            self._dropped("removed", objects)
             self.pending -= len(objects)
             self._account(objects, -1)
             self._controller.finished(job)
-        self._controller.metrics.add("tier_dropped", dropped, self.tier.name, "removed")
         if not self._running:
             self.idle.set()
         return dropped
@@ -310,10 +305,7 @@ class _Queue:
         settled = None
         try:
             if not l1.renew(job.lease):
-                self._controller.metrics.add("tier_dropped", len(objects), tier.name, "lease_expired")
-                self._controller.journal.note(tier.name, "dropped", "lease_expired", objects)
-                if self.reuse is not None:
-                    self.reuse.refused(o.key for o in objects)
+                self._dropped("lease_expired", objects)
                 return
             there = await tier.exists([o.key for o in objects])
             absent = [o for o, known in zip(objects, there, strict=True) if not known]
@@ -328,6 +320,14 @@ class _Queue:
                 self._controller.finished(job)
             else:
                 settled.add_done_callback(lambda _: self._controller.finished(job))
+
+    def _dropped(self, reason: str, objects: Sequence[L1Object]) -> None:
+        """These are not written."""
+        name = self.tier.name
+        self._controller.metrics.add("tier_dropped", len(objects), name, reason)
+        self._controller.journal.note(name, "dropped", reason, objects)
+        if self.reuse is not None:
+            self.reuse.refused(o.key for o in objects)
 
     def _report(self, batch: Sequence[L1Object], stores: Stores) -> None:
         name = self.tier.name

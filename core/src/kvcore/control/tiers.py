@@ -211,7 +211,9 @@ class Tiers:
         def evicted(policy: str, reason: str, gone: Sequence[Entry]) -> None:
             if reason == "room":
                 self._evictions.count(config.name, policy, (e.key.namespace for e in gone), len(gone))
-            self._journal.note(config.name, "evicted", reason, [e.key for e in gone], policy if reason == "room" else "")
+            else:
+                policy = ""
+            self._journal.note(config.name, "evicted", reason, [e.key for e in gone], policy)
             told.evicted(reason, gone)
 
         own = partial(evicted, own_policy(config), "room")  # what the storage deletes by itself

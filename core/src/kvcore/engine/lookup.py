@@ -337,7 +337,7 @@ def count_answer(metrics: Metrics, lookup: EngineLookup, seconds: float) -> None
 
 
 def count_asked(metrics: Metrics, absent: int) -> None:
-    """Count a question for single objects, of which so many are not there. The others are counted as they are loaded."""
+    """Count a question for single objects, `absent` of which are not there; others are counted as they are loaded."""
     metrics.add("lookups")
     metrics.add("lookup_chunks", absent)
     metrics.add("miss_chunks", absent, "absent")

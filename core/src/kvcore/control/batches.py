@@ -76,7 +76,7 @@ class Batches:
         self._metrics = manager.metrics
         self._writes = {name: _Writes(config) for name, config in manager.tier_configs.items()}
         self._journal = manager.journal
-        self._promotion = Promotion(self._loop, self._metrics, self._keep, journal=self._journal)
+        self._promotion = Promotion(self._loop, self._metrics, self._keep, self._journal)
         deadlines = sum(config.timeout for config in manager.tier_configs.values())
         self.limit_s = manager.config.lookup_timeout + 2 * deadlines
         """How long a batch may take in its tiers, which hold themselves to their deadlines."""

@@ -9,15 +9,16 @@ what has arrived when the time is up is a usable front.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from kvcore.api import Failed, Loaded, ObjectEvent, ObjectKey, ObjectLayout
+from kvcore.api import Failed, Loaded, ObjectKey, ObjectLayout
 from kvcore.control.locate import locate
 from kvcore.control.loop import LoopThread
-from kvcore.l1 import L1, L1Object, ObjectSpace, ReadLease
+from kvcore.control.residents import Residents
+from kvcore.control.store import StoreController
+from kvcore.l1 import L1, L1Object, ObjectSpace, ReadLease, WriteLease
 from kvcore.l2 import Tier, Transfer
-from kvcore.observe import NO_JOURNAL, Journal
+from kvcore.observe import Journal
 
 PROBE_BYTES = 32 << 20
 """How much is loaded to see how fast a tier is."""
@@ -94,9 +95,8 @@ class Fetcher:
 
     Args:
         patience_s: how long tiers are waited for when some objects have no source yet.
-        on_loaded: observers' batch of what was loaded.
-        in_order: inside it, objects are published and told of.
-        on_found: told what came from which tier, to have it written to faster ones.
+        residents: tells observers what was loaded.
+        stores: writes it to other tiers that want it.
         journal: told what came of loads.
     """
 
@@ -107,18 +107,16 @@ class Fetcher:
         tiers: Sequence[Tier],
         *,
         patience_s: float,
-        on_loaded: Callable[[list[ObjectEvent]], None],
-        in_order: Callable[[], AbstractContextManager[None]],
-        on_found: Callable[[Tier, list[L1Object], ObjectLayout], None],
-        journal: Journal = NO_JOURNAL,
+        residents: Residents,
+        stores: StoreController,
+        journal: Journal,
     ) -> None:
         self._loop = loop
         self._l1 = l1
         self._tiers = tiers
         self._patience_s = patience_s
-        self._on_loaded = on_loaded
-        self._in_order = in_order
-        self._on_found = on_found
+        self._residents = residents
+        self._stores = stores
         self._journal = journal
         self._inflight: dict[tuple[ObjectSpace, bytes], asyncio.Future[None]] = {}
         self._awaited = 0
@@ -220,7 +218,13 @@ class Fetcher:
             await self.load(fetch, again, sources)
 
     async def _fill(
-        self, fetch: Fetch, tier: Tier, lease: Any, mine: list[L1Object], layout: ObjectLayout, delivery: _Delivery
+        self,
+        fetch: Fetch,
+        tier: Tier,
+        lease: WriteLease,
+        mine: list[L1Object],
+        layout: ObjectLayout,
+        delivery: _Delivery,
     ) -> dict[bytes, str]:
         """Load into the slots of `lease` and publish; what did not come, with the reason: chunk hash -> word."""
         begun = time.perf_counter()
@@ -243,14 +247,14 @@ class Fetcher:
         if reasons:
             self._journal.outcomes(tier.name, "load", mine, loads.outcomes)
         delivery.add(begun, (len(mine) - len(reasons)) * mine[0].space.nbytes)
-        with self._in_order():
+        with self._residents.in_order():
             published, read = self._l1.finish_write(lease, failed=reasons.keys(), read=True)
-            self._on_loaded([ObjectEvent(o.key, tier.name, o.space.nbytes) for o in published])
+            self._residents.loaded(tier.name, published)
         if len(published) < len(mine) - len(reasons):
             fetch.lost("lease_expired", len(mine) - len(reasons) - len(published))
         if published:
             if not reasons:
                 self._journal.note(tier.name, "loaded", "", published)
-            self._on_found(tier, published, layout)
+            self._stores.promote(tier, published, layout)
         fetch.on_lease(read, tier.name)
         return {obj.chunk_hash: reason for obj, reason in reasons.items()}

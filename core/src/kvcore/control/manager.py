@@ -9,7 +9,7 @@ from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
-from kvcore.api import EvictionPolicy, ObjectEvent, ObjectLayout, format_size
+from kvcore.api import EvictionPolicy, ObjectLayout, format_size
 from kvcore.config import Config, L1Config, TierConfig
 from kvcore.control.admission import LoadAdmission
 from kvcore.control.fetch import Fetcher
@@ -182,18 +182,15 @@ class StorageManager:
         self._tiers.joined = self.tenancy.joined
         self.residents = Residents(self.l1, self.hooks)
         policies = [self._write_policy(t) for t in self.config.l2]
-        self.stores = StoreController(
-            self.loop, self.l1, self.tiers, policies, self.metrics, self.hooks.stored, self.hooks.failed, self.journal
-        )
+        self.stores = StoreController(self.loop, self.l1, self.tiers, policies, self.metrics, self.hooks, self.journal)
         self.spill = SpillController(self.loop, self.l1, self.stores, self.layouts)
         self.fetcher = Fetcher(
             self.loop,
             self.l1,
             self.tiers,
             patience_s=self.config.lookup_timeout / 2,
-            on_loaded=self._loaded,
-            in_order=self.residents.in_order,
-            on_found=self.stores.promote,
+            residents=self.residents,
+            stores=self.stores,
             journal=self.journal,
         )
         for tier in self.tiers:
@@ -280,11 +277,6 @@ class StorageManager:
     def _left(self, what: str, reason: str, objects: Collection[L1Object]) -> None:
         """Under L1's lock."""
         self.journal.note("l1", what, reason, objects, self.config.l1.eviction.plugin if reason == "room" else "")
-
-    def _loaded(self, events: list[ObjectEvent]) -> None:
-        self.hooks.loaded(events)
-        if self.hooks.listens("stored"):
-            self.hooks.stored([e._replace(tier="l1", reason="loaded") for e in events])
 
     async def _close_tiers(self) -> None:
         if self.arena is not None and hasattr(self, "stores"):

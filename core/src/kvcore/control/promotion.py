@@ -7,7 +7,7 @@ from typing import Any
 
 from kvcore.control.loop import LoopThread
 from kvcore.l2 import Threads, Tier, Transfer
-from kvcore.observe import NO_JOURNAL, Journal, Metrics
+from kvcore.observe import Journal, Metrics
 
 ROOM_BYTES = 256 << 20
 """So much may wait to be written; more is dropped and counted."""
@@ -26,14 +26,13 @@ class Promotion:
         loop: LoopThread,
         metrics: Metrics,
         write: Callable[[Tier, Sequence[Transfer]], Coroutine[Any, Any, object]],
-        room_bytes: int = ROOM_BYTES,
-        journal: Journal = NO_JOURNAL,
+        journal: Journal,
     ) -> None:
         self._loop = loop
         self._metrics = metrics
         self._journal = journal
         self._write = write
-        self._room_bytes = room_bytes
+        self._room_bytes = ROOM_BYTES
         self._waiting_bytes = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._threads = Threads("kvcore-copy", 1)

@@ -4,11 +4,11 @@ Without an observer of `evicted` nothing is noted and no lock is taken.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from kvcore.api import ObjectEvent
-from kvcore.l1 import L1
+from kvcore.l1 import L1, L1Object
 from kvcore.plugins import Hooks
 
 
@@ -33,6 +33,13 @@ class Residents:
     def in_order(self) -> AbstractContextManager[None]:
         """Publish objects and tell of it inside: what left before is told before, what leaves then is told after."""
         return self._ordered() if self._l1.watched else nullcontext()
+
+    def loaded(self, tier: str, objects: Sequence[L1Object]) -> None:
+        """These came from a tier into L1."""
+        if self._hooks.listens("loaded"):
+            self._hooks.loaded([ObjectEvent(o.key, tier, o.space.nbytes) for o in objects])
+        if self._hooks.listens("stored"):
+            self._hooks.stored([ObjectEvent(o.key, "l1", o.space.nbytes, "loaded") for o in objects])
 
     def tell(self) -> None:
         """Tell what has left L1 since the last time."""

@@ -6,19 +6,20 @@ Loads have no queue, so backpressure never costs a load.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from kvcore.api import ObjectEvent, ObjectKey, ObjectLayout
+from kvcore.api import ObjectKey, ObjectLayout
 from kvcore.control.events import sort_events
 from kvcore.control.loop import LoopThread
 from kvcore.control.reuse import Reuse
 from kvcore.control.waiting import Waiting
 from kvcore.l1 import L1, L1Object, ObjectSpace, ReadLease
 from kvcore.l2 import Stores, Tier, Transfer
-from kvcore.observe import NO_JOURNAL, Journal, Metrics, logger
+from kvcore.observe import Journal, Metrics, logger
 from kvcore.observe.spans import CURRENT
+from kvcore.plugins import Hooks
 
 _LEAST_PART = 16
 """However small a tenant's share of L1 is, it may have waiting one part in so many of the queue."""
@@ -35,9 +36,9 @@ class WritePolicy(NamedTuple):
     """
 
     queue_bytes: int
-    write: str = "all"
-    promote: bool = True
-    divided: bool = False
+    write: str
+    promote: bool
+    divided: bool
 
 
 class _Job:
@@ -59,7 +60,6 @@ class StoreController:
 
     Args:
         policies: per tier.
-        on_stored, on_failed: observers' batches.
         journal: told what became of objects.
     """
 
@@ -70,15 +70,13 @@ class StoreController:
         tiers: Sequence[Tier],
         policies: Sequence[WritePolicy],
         metrics: Metrics,
-        on_stored: Callable[[list[ObjectEvent]], None],
-        on_failed: Callable[[list[ObjectEvent]], None],
-        journal: Journal = NO_JOURNAL,
+        hooks: Hooks,
+        journal: Journal,
     ) -> None:
         self.loop = loop
         self.l1 = l1
         self.metrics = metrics
-        self.on_stored = on_stored
-        self.on_failed = on_failed
+        self.hooks = hooks
         self.journal = journal
         self._use([_Queue(self, tier, policy) for tier, policy in zip(tiers, policies, strict=True)])
 
@@ -333,13 +331,12 @@ class _Queue:
         name = self.tier.name
         self._controller.journal.outcomes(name, "store", batch, stores.outcomes)
         stored, failed = sort_events(name, [(o.key, o.space.nbytes) for o in batch], stores.outcomes)
-        if stored:
-            self._controller.on_stored(stored)
+        self._controller.hooks.stored(stored)
+        self._controller.hooks.failed(failed)
         if failed:
             self._controller.metrics.add("tier_dropped", len(failed), name, "failed")
             if self.reuse is not None:
                 self.reuse.refused(event.key for event in failed)
-            self._controller.on_failed(failed)
 
     def _account(self, objects: Sequence[L1Object], sign: int) -> None:
         space = objects[0].space

@@ -14,7 +14,7 @@ from kvcore.control.loop import LoopThread
 from kvcore.control.store import StoreController, WritePolicy
 from kvcore.control.tenancy import division
 from kvcore.l2 import Capacity, Codec, Threads, Tier, Told, TracedTier
-from kvcore.observe import NO_JOURNAL, Journal, Metrics, logger
+from kvcore.observe import Journal, Metrics, logger
 from kvcore.observe.savings import Evictions
 from kvcore.plugins import PluginSpec, Registry
 
@@ -50,8 +50,8 @@ class Tiers:
         metrics: Metrics,
         useful_s: float,
         evictions: Evictions,
-        tenants: Mapping[str, Mapping[str, int]] | None = None,
-        journal: Journal = NO_JOURNAL,
+        tenants: Mapping[str, Mapping[str, int]],
+        journal: Journal,
     ) -> None:
         self.open: list[Tier] = []
         self.configs: dict[str, TierConfig] = {}
@@ -66,7 +66,7 @@ class Tiers:
         self._useful_s = useful_s
         self._evictions = evictions
         self._journal = journal
-        self._tenants = tenants or {}
+        self._tenants = tenants
         self.joined: Callable[[Tier], None] = lambda tier: None
         """Told of a tier that was added, on the loop."""
         self._threads: dict[str, Threads] = {}

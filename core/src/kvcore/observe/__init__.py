@@ -1,13 +1,12 @@
 """Metrics and logging, and the records of what was decided and what became of objects."""
 
 from kvcore.observe.decisions import Asked, Decision, Decisions
-from kvcore.observe.journal import NO_JOURNAL, Journal
+from kvcore.observe.journal import Journal
 from kvcore.observe.log import Throttle, logger
 from kvcore.observe.metrics import METRICS, Metrics
 
 __all__ = [
     "METRICS",
-    "NO_JOURNAL",
     "Asked",
     "Decision",
     "Decisions",

@@ -137,7 +137,3 @@ class Journal:
     def forked(self) -> None:
         """In the child of a fork: a thread that is not here may have held the lock."""
         self._lock = threading.Lock()
-
-
-NO_JOURNAL = Journal(0)
-"""Keeps nothing."""

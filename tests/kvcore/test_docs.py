@@ -178,6 +178,19 @@ def test_the_code_that_kv_passes_through_is_as_long_as_the_readme_says() -> None
     assert [int(n.replace(",", "")) for n in said.groups()[1:]] == pytest.approx(counts, rel=0.1)
 
 
+def test_the_hour_with_the_code_leads_through_files_that_are_there_and_is_as_long_as_it_says() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    found = re.search(r"## An hour with the code\n\nSome ([\d,]+) lines(.*?)\nThen by need:(.*?)\n## ", text, re.S)
+    assert found
+    path, by_need = (re.findall(r"`(\w+/[\w/]*(?:\.py|/))`", part) for part in found.groups()[1:])
+    core = ROOT / "core/src/kvcore"
+    assert len(path) >= 15
+    for name in (*path, *by_need):
+        assert (core / name).exists(), f"docs/architecture.md names {name}"
+    lines = sum(len((core / name).read_text().splitlines()) for name in path if name.endswith(".py"))
+    assert int(found[1].replace(",", "")) == pytest.approx(lines, rel=0.1)
+
+
 def code_lines(text: str) -> set[int]:
     """Lines that hold more than a comment or a docstring."""
     nothing = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

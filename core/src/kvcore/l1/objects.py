@@ -49,7 +49,8 @@ class L1(Table):
             if self._aging is not None:
                 self._expire(self._aging)
             if self._shares is not None:
-                return self._read_lease(space, self._front_within_share(self._shares, space, hashes))
+                front = self._within_share(self._shares, space, map(get, hashes), front=True)
+                return self._read_lease(space, [o for o in front if o is not None])
             for chunk_hash in hashes:
                 obj = get(chunk_hash)
                 if obj is None:
@@ -235,36 +236,19 @@ class L1(Table):
         lease.ended = True
         return lease
 
-    def _front_within_share(self, shares: Shares[Pool], space: ObjectSpace, hashes: Sequence[bytes]) -> list[L1Object]:
-        """One more reader for each resident object at the front, as long as its tenant may lease more."""
-        pool, get = space.pool, space.objects.get
-        shares.seen(pool)
-        left = most = max(0, shares.may_pin(pool) // space.slot_bytes)
-        leased: list[L1Object] = []
-        append = leased.append
-        for chunk_hash in hashes:
-            obj = get(chunk_hash)
-            if obj is None:
-                break
-            if not obj.readers:
-                if not left:
-                    break
-                left -= 1
-            obj.readers += 1
-            append(obj)
-        shares.pin(pool, (most - left) * space.slot_bytes)
-        return leased
-
     def _within_share(
-        self, shares: Shares[Pool], space: ObjectSpace, objects: Iterable[L1Object | None]
+        self, shares: Shares[Pool], space: ObjectSpace, objects: Iterable[L1Object | None], *, front: bool = False
     ) -> list[L1Object | None]:
-        """The same for each of `objects`; None for the others."""
+        """One more reader for each of `objects`, as long as its tenant may lease more; None for the others. `front`: it
+        ends at the first of these."""
         pool = space.pool
         shares.seen(pool)
         left = most = max(0, shares.may_pin(pool) // space.slot_bytes)
         leased: list[L1Object | None] = []
         for obj in objects:
             if obj is None or not (obj.readers or left):
+                if front:
+                    break
                 leased.append(None)
                 continue
             if not obj.readers:

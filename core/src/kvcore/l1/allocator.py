@@ -60,11 +60,6 @@ class Allocator:
         self.free_bytes += nbytes * len(offsets)
         self._unmerged = True
 
-    def largest_hole(self) -> int:
-        """Bytes of the largest contiguous free range, after merging."""
-        self._merge()
-        return self._extents[-1][0] if self._extents else 0
-
     def _carve(self, nbytes: int, count: int, got: list[int]) -> None:
         extents = self._extents
         while count > 0:

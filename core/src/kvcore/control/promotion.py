@@ -1,4 +1,7 @@
-"""What one tier had and others want, too: copied while the caller lends its memory, and written in the background."""
+"""What one tier had and others want, too: copied while the caller lends its memory, and written in the background.
+
+For stores without L1. Where there is one, what was loaded lies there, and `StoreController.promote` writes it on.
+"""
 
 import asyncio
 import mmap

@@ -1,30 +1,27 @@
 """The face of a cache that engine plugins are written for: the same in this process and behind a server."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kvcore.engine.space import ModelSpec, Space
 from kvcore.observe import Asked, Decisions
 from kvcore.transfer.plan import Copy
 
 
-class StorePlan:
+class StorePlan(NamedTuple):
     """What a worker must copy for one `reserve`.
 
-    Attributes:
+    Args:
         id: what `publish` is told; 0 when there is nothing to copy.
         copies: the copies, into slots of `arena`.
         skipped: why chunks were left out -> how many.
         arena: the token of the arena that the slots lie in, see `Engine.descriptor`.
     """
 
-    __slots__ = ("arena", "copies", "id", "skipped")
-
-    def __init__(self, plan_id: int, copies: list[Copy], skipped: dict[str, int], arena: str) -> None:
-        self.id = plan_id
-        self.copies = copies
-        self.skipped = skipped
-        self.arena = arena
+    id: int
+    copies: list[Copy]
+    skipped: dict[str, int]
+    arena: str
 
 
 class EngineLookup(Protocol):

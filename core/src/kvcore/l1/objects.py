@@ -1,4 +1,4 @@
-"""The table of L1 objects: their states, and the leases that guard them.
+"""L1: the states of its objects, and the leases that guard them. What is neither reading nor writing is in table.py.
 
     absent  -> staging     reserve_write: a slot and a write lease
     staging -> resident    finish_write by the lease's holder

@@ -1,4 +1,4 @@
-"""The state of L1 and all that is neither reading nor writing: spaces and tenants, pins, and what ends by itself."""
+"""The base of L1: its state, spaces and tenants, pins, and what ends by itself. Neither reading nor writing."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ def _nothing(objects: Sequence[L1Object]) -> None:
 
 
 class Table:
-    """What `L1` is built on, and made as that says."""
+    """The base of `L1` (objects.py), which says what the arguments are."""
 
     def __init__(
         self,

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,20 +24,8 @@ from kvcore.service.inspect import caches
 from kvcore.testing.chunks import hashes, put, spec
 from kvcore.testing.servers.kvcore import KVCoreServer
 
+pytestmark = pytest.mark.usefixtures("alone")
 PATIENCE_S = 60.0
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder with a short path: a socket's has at most 107 bytes."""
-    with tempfile.TemporaryDirectory(prefix="kv") as path:
-        yield Path(path)
-
-
-@pytest.fixture(autouse=True)
-def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVCORE_RUN_DIR", str(folder / "run"))
-    monkeypatch.delenv("KVCORE_CONFIG", raising=False)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
-"""Fixtures of the service's tests: a short folder, because a socket's path is short, and a server in it."""
+"""Fixtures of the service's tests."""
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,13 +7,6 @@ import pytest
 from served import CONFIG
 
 from kvcore.testing.servers.kvcore import KVCoreServer
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder with a short path."""
-    with tempfile.TemporaryDirectory(prefix="kv") as path:
-        yield Path(path)
 
 
 @pytest.fixture

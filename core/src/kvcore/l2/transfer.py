@@ -1,4 +1,4 @@
-"""What goes through a tier: objects to move, and what has come of each. Engines' blocks are moved by `kvcore.transfer`."""
+"""What goes through a tier: objects to move, and what has come of each. Blocks of engines are `kvcore.transfer`'s."""
 
 import asyncio
 from typing import Any, NamedTuple

@@ -1,15 +1,13 @@
 """Loads through a tier: frames are read, checked and decoded into the caller's memory."""
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any
 
-from kvcore.api import BlockingStorage, Failed, FrameError, Item, Loaded, LoadOutcome, ObjectKey, Storage
-from kvcore.l2.buffers import StagingPool, headers
-from kvcore.l2.calls import Calls
-from kvcore.l2.codec import Codec, Payload
-from kvcore.l2.record import Record
+from kvcore.api import BlockingStorage, Failed, FrameError, Item, Loaded, LoadOutcome, Storage
+from kvcore.l2.buffers import headers
+from kvcore.l2.codec import Payload
+from kvcore.l2.stack import Stack
 from kvcore.l2.threads import DeadlineExceeded
 from kvcore.l2.transfer import Loads, Transfer
 
@@ -19,32 +17,13 @@ _GIVEN_UP = Failed("nobody waits for it any more", "closed")
 
 
 class Loader:
-    """One tier's loads.
+    """One tier's loads."""
 
-    Args:
-        on_thread: runs a function on a thread, within the tier's deadline.
-        delete: takes objects out of the storage.
-    """
-
-    def __init__(
-        self,
-        storage: Storage | BlockingStorage,
-        codec: Codec,
-        calls: Calls,
-        staging: StagingPool,
-        record: Record,
-        on_thread: Callable[..., Awaitable[Any]],
-        delete: Callable[[Sequence[ObjectKey]], Awaitable[bool]],
-    ) -> None:
-        self._codec = codec
-        self._calls = calls
-        self._staging = staging
-        self._record = record
-        self._on_thread = on_thread
-        self._delete = delete
+    def __init__(self, storage: Storage | BlockingStorage, stack: Stack) -> None:
+        self._codec, self._calls, self._staging, self._record, self._on_thread, self._delete = stack
         # An asyncio storage may have handed the buffers to a thread that outlives its cancellation: such a thread
         # must never write into a slot that has been given to another object.
-        self._direct = codec.plain and (storage.zero_copy or isinstance(storage, BlockingStorage))
+        self._direct = stack.codec.plain and (storage.zero_copy or isinstance(storage, BlockingStorage))
         self._hanging = 0
         """Calls that may still write into the payloads of loads that are over."""
 
@@ -82,15 +61,14 @@ class Loader:
                 # Memory that is lent is checked by the thread that has read into it.
                 raw = await self._calls.load(items, check if in_place else None)
             except DeadlineExceeded as error:
-                self._record.failed("load", len(wanted), error)
+                lost = self._record.failed("load", len(wanted), error)
                 if not in_place or error.settled is None:  # what comes late lands in a staging buffer
-                    return Loads([Failed(str(error), "timeout")] * len(wanted))
+                    return Loads(lost)
                 self._hanging += 1
                 error.settled.add_done_callback(self._settled)
-                return Loads([Failed(str(error), "timeout")] * len(wanted), error.settled)
+                return Loads(lost, error.settled)
             except Exception as error:
-                self._record.failed("load", len(wanted), error)
-                return Loads([Failed(str(error))] * len(wanted))
+                return Loads(self._record.failed("load", len(wanted), error))
             self._record.answered("load", raw, time.perf_counter() - begun)
         if not (in_place or held()):
             return Loads([_GIVEN_UP] * len(wanted))
@@ -98,8 +76,7 @@ class Loader:
             try:
                 outcomes = await self._on_thread("decoding", self._decode, wanted, pages, bodies, raw)
             except DeadlineExceeded as error:
-                self._record.failed("load", len(wanted), error)
-                return Loads([Failed(str(error), "timeout")] * len(wanted), error.settled)
+                return Loads(self._record.failed("load", len(wanted), error), error.settled)
         del items
         for (view, *_), buffer in zip(bodies, staged, strict=False):
             with suppress(BufferError):  # a storage that still holds a view keeps the buffer, too

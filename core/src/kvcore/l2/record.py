@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from kvcore.api import Failed, LoadOutcome, Missing, ObjectKey, StoreOutcome
 from kvcore.l2.breaker import Breaker
@@ -51,13 +52,15 @@ class Record:
         self.metrics.add("tier_bytes", nbytes, self.name, op)
         self.metrics.observe("tier_seconds", time.perf_counter() - begun, self.name, op)
 
-    def failed(self, op: str, count: int, error: Exception) -> None:
-        """A whole call failed."""
-        kind = "timeout" if isinstance(error, DeadlineExceeded) else "error"
+    def failed(self, op: str, count: int, error: Exception) -> list[Any]:
+        """A whole call failed; the outcome of each of its objects."""
+        late = isinstance(error, DeadlineExceeded)
+        kind = "timeout" if late else "error"
         self.metrics.add("tier_operations", count, self.name, op, kind)
         self._log.warning(f"{op} {kind}", f"tier {self.name}: {op} failed: {error or repr(error)}")
         self._breaker.failure(op, str(error) or repr(error))
         failed(error)
+        return [Failed(str(error), "timeout" if late else "io")] * count
 
     def answered(self, op: str, outcomes: Sequence[LoadOutcome | StoreOutcome], seconds: float) -> None:
         """A call was answered, in so long: is the storage well?"""

@@ -1,36 +1,22 @@
 """Stores through a tier: payloads are encoded and framed, and written from where they lie."""
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvcore.api import Failed, Item, ObjectKey, Stored, StoreOutcome
-from kvcore.l2.buffers import StagingPool, headers
-from kvcore.l2.calls import Calls
-from kvcore.l2.codec import Codec, Payload
-from kvcore.l2.record import Record
+from kvcore.api import Failed, Item, Stored, StoreOutcome
+from kvcore.l2.buffers import headers
+from kvcore.l2.codec import Payload
+from kvcore.l2.stack import Stack
 from kvcore.l2.threads import DeadlineExceeded
 from kvcore.l2.transfer import Stores, Transfer
 
 
 class Storer:
-    """One tier's stores. Args: as of `Loader`."""
+    """One tier's stores."""
 
-    def __init__(
-        self,
-        codec: Codec,
-        calls: Calls,
-        staging: StagingPool,
-        record: Record,
-        on_thread: Callable[..., Awaitable[Any]],
-        delete: Callable[[Sequence[ObjectKey]], Awaitable[bool]],
-    ) -> None:
-        self._codec = codec
-        self._calls = calls
-        self._staging = staging
-        self._record = record
-        self._on_thread = on_thread
-        self._delete = delete
+    def __init__(self, stack: Stack) -> None:
+        self._codec, self._calls, self._staging, self._record, self._on_thread, self._delete = stack
 
     async def store(self, given: Sequence[Transfer], held: Callable[[], bool]) -> Stores:
         """See `Tier.store`."""
@@ -39,8 +25,7 @@ class Storer:
         try:
             bodies, staged = await self._on_thread("encoding", self._encode, given, pages)
         except DeadlineExceeded as error:
-            self._record.failed("store", len(given), error)
-            return Stores([Failed(str(error), "timeout")] * len(given), error.settled)
+            return Stores(self._record.failed("store", len(given), error), error.settled)
         if not held():
             return Stores([Failed("the lease ran out before the objects were encoded", "lease_expired")] * len(given))
         unreadable = self._record.unreadable
@@ -56,11 +41,9 @@ class Storer:
         try:
             answers = await self._calls.store(asked) if asked else []
         except DeadlineExceeded as error:
-            self._record.failed("store", len(given), error)
-            return Stores([Failed(str(error), "timeout")] * len(given), error.settled)
+            return Stores(self._record.failed("store", len(given), error), error.settled)
         except Exception as error:
-            self._record.failed("store", len(given), error)
-            return Stores([Failed(str(error))] * len(given))
+            return Stores(self._record.failed("store", len(given), error))
         if asked:
             self._record.answered("store", answers, 0.0)  # nobody waits for a store
         rest = iter(answers)

@@ -16,6 +16,7 @@ from kvcore.l2.codec import Codec
 from kvcore.l2.loading import Loader
 from kvcore.l2.record import Record
 from kvcore.l2.speed import LoadSpeed
+from kvcore.l2.stack import Stack
 from kvcore.l2.storing import Storer
 from kvcore.l2.threads import DeadlineExceeded, Threads, ignore_error
 from kvcore.l2.told import Told
@@ -101,9 +102,8 @@ class Tier:
         self.breaker = Breaker(self._changed)
         self._record = Record(name, metrics, self.breaker, useful_s)
         staging = StagingPool(8 * self.concurrency)
-        stack = (self._calls, staging, self._record, self._on_thread, self.delete)
-        self._loader = Loader(storage, codec, *stack)
-        self._storer = Storer(codec, *stack)
+        stack = Stack(codec, self._calls, staging, self._record, self._on_thread, self.delete)
+        self._loader, self._storer = Loader(storage, stack), Storer(stack)
         metrics.set("tier_open", 1, name)
 
     async def open(self) -> None:

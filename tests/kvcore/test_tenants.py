@@ -21,7 +21,7 @@ from kvcore.engine import CacheEngine, Space
 from kvcore.l2 import HEADER_BYTES, Capacity
 from kvcore.l2.turns import Turns
 from kvcore.service import open_store
-from kvcore.tenants import Division
+from kvcore.tenants import Account, Division, Shares
 
 OBJECT = 128 << 10
 STORED = OBJECT + HEADER_BYTES
@@ -198,6 +198,20 @@ def test_invented_tenants_leave_nothing_behind_and_no_metrics(make: Make) -> Non
     assert engine.stats()['kvcore_tenant_bytes{tenant="alice",place="l1"}'] == 2 << 20
 
 
+def test_who_asks_may_grow_while_others_give() -> None:
+    shares = Shares(1000, {}, None, Account)
+    big, small = shares.account("big"), shares.account("small")
+    shares.add(big, 600)
+    shares.add(small, 300)
+    given = []
+    for donor, most in shares.donors(small):
+        given.append((donor.tenant, most))
+        if donor is big:
+            shares.add(big, -most)
+            shares.add(small, 250)
+    assert given == [("big", 100), ("small", 550)]
+
+
 # -- tiers -------------------------------------------------------------------------------------------------------------
 
 
@@ -355,6 +369,21 @@ def test_ages_in_a_tier_survive_a_listing() -> None:
     now = 1200.0
     assert set(tier.due(1)) < {fresh, unknown}
     assert set(tier.due(10)) == {fresh, unknown}
+
+
+def test_what_leaves_before_its_time_leaves_nothing_of_its_age() -> None:
+    now = 1000.0
+    tier = account(None, ttl_s=86400.0, clock=lambda: now)
+    kept = keys("kept", 10)
+    tier.add([Entry(k, 10) for k in kept], stored=True)
+    for i in range(100):
+        some = keys(str(i), 100)
+        tier.add([Entry(k, 10) for k in some], stored=True)
+        tier.remove(some)
+    assert len(tier._ends) == 10
+    assert len(tier._next_ends) < 2000
+    now += 86400.0
+    assert set(tier.due(100)) == set(kept)
 
 
 def test_what_idle_tenants_give_up_is_written_first(make: Make) -> None:

@@ -8,6 +8,7 @@ from kvcore.api import Entry, EvictionPolicy, ObjectKey
 from kvcore.tenants import Account, Division, Shares, Usage
 
 _UNBOUNDED = 1 << 62
+_FEW_ENDS = 1024
 
 
 class Capacity:
@@ -71,6 +72,9 @@ class Capacity:
                 since = now if stored or entry.used_s is None else min(now, entry.used_s)
                 self._ends[entry.key] = since + self.ttl_s
                 heapq.heappush(self._next_ends, (since + self.ttl_s, entry.key))
+        if len(self._next_ends) > 2 * len(self._ends) + _FEW_ENDS:  # most of it is of what has left before its time
+            self._next_ends = [(end, key) for key, end in self._ends.items()]
+            heapq.heapify(self._next_ends)
         for namespace, sizes in new.items():
             space = self._space(namespace)
             space.sizes.update(sizes)

@@ -68,8 +68,8 @@ class RemoteEngine:
         self._unused: deque[int] = deque()
         """Spaces that nobody uses since the last `register`."""
         self._waiting: dict[int, RemoteLookup] = {}
-        self._late: dict[int, Any] = {}
-        """What is answered when it is done -> the answer, None until then."""
+        self._late: dict[int, list[Any]] = {}
+        """What is answered when it is done -> its answer, once there is one."""
         self._plans: dict[int, tuple[Link, int, int, Decision | None]] = {}
         self._link: Link | None = None
         self._up = threading.Event()
@@ -362,11 +362,12 @@ class RemoteEngine:
         link, number = self._link, message.id
         if link is None:
             return None
-        self._late[number] = None
+        answers: list[Any] = []
+        self._late[number] = answers
         try:
             if link.tell(message):
-                link.wait(lambda: self._late[number] is not None, timeout_s)
-            return self._late[number]
+                link.wait(lambda: bool(answers), timeout_s)
+            return answers[0] if answers else None
         finally:
             del self._late[number]
 
@@ -434,8 +435,8 @@ class RemoteEngine:
                 space.namespace, space.refused = reply.namespace, bool(reply.refused)
             if reply.refused:
                 self._log.warning("registered", f"the server cannot cache this model: {reply.refused}")
-        elif reply.id in self._late:
-            self._late[reply.id] = reply
+        elif (answers := self._late.get(reply.id)) is not None:  # else whoever asked has given up
+            answers.append(reply)
 
     def _lost(self, link: Link, reason: str) -> None:
         if self._link is link:

@@ -24,6 +24,7 @@ from served import (
 
 from kvcore.api import ArenaError, LeaseError
 from kvcore.engine import attach_arena
+from kvcore.engine.lookup import SLACK_S
 from kvcore.testing.servers.kvcore import KVCoreServer
 
 MISS_S = 0.02
@@ -222,6 +223,22 @@ def test_a_server_killed_while_its_tiers_are_asked(folder: Path) -> None:
         assert lookup.wait(2)
         assert (lookup.poll(), lookup.misses) == (0, {"no_server": 8})
         engine.close()
+
+
+def test_an_engine_that_is_gone_when_its_lookup_is_given_up(folder: Path) -> None:
+    """The answer finds nobody: that is no reason to end."""
+    slow = {"plugin": "faulty", "storage": "memory", "latency": "5s"}
+    with KVCoreServer(folder, {**CONFIG, "l2": [{"storage": slow}], "lookup_timeout": "300ms"}) as server:
+        engine, space = connected(server)
+        lookup = engine.lookup(space, hashes())
+        assert lookup.poll() is None
+        server.freeze()
+        engine.prefilled(space, 1, 1.0)  # is read before the end of the connection is seen
+        engine.close()
+        time.sleep(0.3 + SLACK_S + 0.2)  # then the server gives the lookup up
+        server.thaw()
+        other, _ = connected(server)
+        other.close()
 
 
 @pytest.mark.parametrize("pending", [False, True], ids=["idle", "with a lookup under way"])

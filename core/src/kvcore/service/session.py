@@ -68,6 +68,7 @@ class Session:
         self._lookups: dict[int, Lookup] = {}
         self._plans: dict[int, None] = {}
         self._namespaces: set[bytes] = set()
+        """Those that it has had since it asks for news."""
         self._box: Box | None = None
 
     def handle(self, body: memoryview) -> None:
@@ -99,7 +100,7 @@ class Session:
         """Answer the lookups that have waited for too long, because something holds the tiers' loop."""
         for number, lookup in list(self.waiting.items()):
             if lookup.poll() is not None:
-                self._answer(number)
+                self._later(partial(self._answer, number))  # the client may be gone
 
     def status(self) -> dict[str, Any]:
         """Plain values, for people."""
@@ -128,7 +129,8 @@ class Session:
             self._connection.send(wire.Registered(message.id, b"", str(error)))
             return
         self._spaces[message.id] = space
-        self._namespaces.add(space.namespace)
+        if self._box is not None:
+            self._namespaces.add(space.namespace)
         self._connection.send(wire.Registered(message.id, space.namespace))
 
     def _forget(self, message: wire.Forget) -> None:
@@ -291,6 +293,7 @@ class Session:
 
     def _news(self, message: wire.News) -> None:
         if self._box is None:
+            self._namespaces.update(space.namespace for space in self._spaces.values())
             self._box = Newsroom.of(self._engine).open(self._namespaces.__contains__)
         self._connection.send(wire.Told(message.id, *self._box.take()))
 

@@ -35,8 +35,9 @@ async def locate(
         earlier_s: the same once all have one, for tiers that come before it.
         silent: where to name those that have said nothing.
     """
-    asked = {loop.spawn(tier.exists(keys)): i for i, tier in enumerate(tiers)}
+    asked = {loop.spawn(tier.ask(keys)): i for i, tier in enumerate(tiers)}
     sources: list[int | None] = [None] * len(keys)
+    heard: set[int] = set()
     pending = set(asked)
     clock = asyncio.get_running_loop().time
     give_up = clock() + patience_s
@@ -48,7 +49,10 @@ async def locate(
             break
         for task in done:
             i = asked[task]
-            for k, there in enumerate(task.result()):
+            if (found := task.result()) is None:
+                continue
+            heard.add(i)
+            for k, there in enumerate(found):
                 best = sources[k]
                 if there and (best is None or i < best):
                     sources[k] = i
@@ -59,6 +63,5 @@ async def locate(
             if patient:
                 patient, give_up = False, min(give_up, clock() + earlier_s)
     if silent is not None and None in sources:
-        late = {asked[task] for task in pending}
-        silent += [tier for i, tier in enumerate(tiers) if i in late or not tier.heard]
+        silent += [tier for i, tier in enumerate(tiers) if i not in heard]
     return [None if i is None else tiers[i] for i in sources]

@@ -86,8 +86,6 @@ class Tier:
         self._threads = threads
         self._opened = False
         self._closed = False
-        self.heard = True
-        """Whether it said anything when it was last asked what it has."""
         self._calling = 0
         self._memory: memoryview | None = None
         self._healing: asyncio.Task[None] | None = None
@@ -213,22 +211,26 @@ class Tier:
         return [batch[at : at + size] for at in range(0, len(batch), size)]
 
     async def exists(self, keys: Sequence[ObjectKey]) -> list[bool]:
-        """Which objects the storage says it has; all False when it does not answer.
+        """Which objects the storage says it has; all False when it does not answer. See `ask`."""
+        found = await self.ask(keys)
+        return [False] * len(keys) if found is None else found
+
+    async def ask(self, keys: Sequence[ObjectKey]) -> list[bool] | None:
+        """Which objects the storage says it has; None when it does not answer.
 
         What was found unreadable here counts as absent, so that it is not fetched again, and a store replaces it.
         """
-        if not keys or not self.usable:
-            self.heard = self.usable
-            return [False] * len(keys)
+        if not self.usable:
+            return None
+        if not keys:
+            return []
         try:
             with self._call():
                 answer = await self._calls.exists(keys, min(self._useful_s, self._timeout_s))
             found = [bool(x) and k not in self._record.unreadable for k, x in zip(keys, answer, strict=True)]
         except Exception as error:
             self._record.failed("exists", len(keys), error)
-            self.heard = False
-            return [False] * len(keys)
-        self.heard = True
+            return None
         self.breaker.success("exists")
         return found
 

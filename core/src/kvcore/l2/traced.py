@@ -13,18 +13,18 @@ from kvcore.observe.spans import CURRENT, OpenSpan, within
 class TracedTier(Tier):
     """Made in the place of a `Tier` where somebody listens to spans."""
 
-    async def exists(self, keys: Sequence[ObjectKey]) -> list[bool]:
-        """See `Tier.exists`."""
+    async def ask(self, keys: Sequence[ObjectKey]) -> list[bool] | None:
+        """See `Tier.ask`."""
         span = self._begin("exists", len(keys))
         if span is None:
-            return await super().exists(keys)
-        found: list[bool] = []
+            return await super().ask(keys)
+        found: list[bool] | None = None
         try:
             with within(span):
-                found = await super().exists(keys)
+                found = await super().ask(keys)
             return found
         finally:
-            span.end({"kvcore.objects.found": sum(found)})
+            span.end({"kvcore.objects.found": sum(found or ())})
 
     async def load(self, wanted: Sequence[Transfer], held: Callable[[], bool] = lambda: True) -> Loads:
         """See `Tier.load`."""

@@ -11,7 +11,7 @@ from kvcore.api import ConfigError, Context, PluginError, Span
 from kvcore.plugins import PluginSpec, Registry
 from kvcore_otel.config import OtelConfig
 from kvcore_otel.observer import OtelObserver
-from kvcore_otel.sender import Sender
+from kvcore_otel.sender import CLOSE_S, END_S, Sender
 from otel_collector import Collector
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -222,6 +222,7 @@ def test_a_cache_closes_although_its_collector_hangs(
     sender.close()
     sender.put(tree())  # of no use, and harmless
     sender.close()
+    assert CLOSE_S + END_S <= 2.0
     assert "otel: 0 spans were sent" in caplog.records[-1].getMessage()
 
 

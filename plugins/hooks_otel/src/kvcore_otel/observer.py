@@ -40,7 +40,7 @@ class OtelObserver:
 
     @hookimpl
     def kvcore_closed(self, name: str) -> None:
-        """Send what waits, for a few seconds."""
+        """Send what waits, for two seconds at most."""
         sender, self._sender = self._sender, None
         if sender is not None:
             sender.close()

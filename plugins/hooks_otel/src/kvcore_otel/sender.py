@@ -8,9 +8,10 @@ from typing import Any, Protocol
 
 from kvcore.api import Span
 
-CLOSE_S = 5.0
+CLOSE_S = 1.5
 """How long `close` waits for a collector to take what is left. Not at all after it has not taken a batch."""
-END_S = 1.0
+END_S = 0.5
+"""So long the call under way then has to end. Together they are what a collector that hangs costs an engine's end."""
 AGAIN = 60
 """Batches between two lines of the log about lost spans."""
 
@@ -106,7 +107,7 @@ class Sender:
             )
 
     def close(self) -> None:
-        """Send what waits, for at most `CLOSE_S`. Idempotent."""
+        """Send what waits, for at most `CLOSE_S`; returns within two seconds. Idempotent."""
         with self._changed:
             if self._closing:
                 return

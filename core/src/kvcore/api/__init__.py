@@ -38,6 +38,7 @@ from kvcore.api.hooks import (
 )
 from kvcore.api.keys import KeyGenerator, KeySource, ObjectKey
 from kvcore.api.layout import ObjectLayout
+from kvcore.api.metrics import PluginMetrics
 from kvcore.api.prefetch import Brought, Prefetch
 from kvcore.api.serde import Serde
 from kvcore.api.storage import (
@@ -100,6 +101,7 @@ __all__ = [
     "ObjectLayout",
     "PluginConfig",
     "PluginError",
+    "PluginMetrics",
     "Prefetch",
     "Prompt",
     "Serde",

@@ -7,6 +7,7 @@ from typing import Any
 
 from kvcore.api.errors import PluginError
 from kvcore.api.eviction import EvictionPolicy
+from kvcore.api.metrics import PluginMetrics
 from kvcore.api.storage import BlockingStorage, Entry, Storage
 
 
@@ -37,6 +38,7 @@ class Context:
             `PluginError` or `ConfigError`.
         on_evict: for storages that keep to a capacity of their own: tell it what was deleted to make room, from any
             thread, so that observers hear of it.
+        metrics: the component's own numbers, on `/metrics` beside kvcore's.
     """
 
     name: str = ""
@@ -45,3 +47,4 @@ class Context:
     passive: bool = False
     make_storage: Callable[[Any], Storage | BlockingStorage] = _no_storage
     on_evict: Callable[[Sequence[Entry]], None] = _nobody
+    metrics: PluginMetrics = field(default_factory=PluginMetrics)

@@ -23,6 +23,8 @@ class Registry(CollectorRegistry):
         super().__init__()
         self.refresh: Callable[[], None] = _nothing
         """Called before every reading, to set the gauges that nobody keeps up to date."""
+        self.plugins: dict[str, Any] = {}
+        """Plugins' own metrics by name, each with its series: see `PluginMetrics`."""
 
     def collect(self) -> Iterable[Metric]:
         """See `CollectorRegistry.collect`."""

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pluggy
@@ -11,6 +12,7 @@ from kvcore.api.context import Context
 from kvcore.api.errors import ConfigError, PluginError
 from kvcore.api.eviction import EvictionPolicy
 from kvcore.api.hooks import GROUPS, Component
+from kvcore.api.metrics import PluginMetrics
 from kvcore.api.storage import BlockingStorage, Storage
 from kvcore.api.units import brief
 from kvcore.plugins import load as loading
@@ -85,6 +87,8 @@ class Registry:
         self._managers: dict[Candidate, pluggy.PluginManager] = {}
         self._components: dict[Candidate, Component] = {}
         self.hooks = Hooks()
+        self.collector: Any = None
+        """Where plugins' own metrics go: the registry of the cache that is opened with this; None: nowhere."""
 
     # --- what there is
 
@@ -114,7 +118,7 @@ class Registry:
     def component(self, kind: str, name: str) -> Component:
         """Import, validate and remember the component that `name` selects. Raises `PluginError`."""
         candidate = self._select(kind, name)
-        if kind == "hooks" and not loading.offers(candidate, self._load(candidate)):
+        if kind == "hooks" and not self.offers_observer(name):
             raise PluginError(f"{loading.describe(candidate)} offers no component: list it under `hooks:`")
         if candidate not in self._components:
             self._components[candidate] = loading.component(candidate, self._load(candidate))
@@ -122,9 +126,14 @@ class Registry:
 
     def config_model(self, kind: str, name: str) -> "type[PluginConfig] | None":
         """The model of the component's options; None when it has none. Raises `PluginError`."""
-        if kind == "hooks" and not loading.offers(candidate := self._select(kind, name), self._load(candidate)):
+        if kind == "hooks" and not self.offers_observer(name):
             return None
         return self.component(kind, name).config
+
+    def offers_observer(self, name: str) -> bool:
+        """Whether this plugin of the group `kvcore.hooks` offers an observer with options. Raises `PluginError`."""
+        candidate = self._select("hooks", name)
+        return loading.offers(candidate, self._load(candidate))
 
     def create(self, kind: str, spec: PluginSpec, context: Context | None = None) -> Any:
         """Make the component of `spec`, decorated by the wrappers of `use_hooks`.
@@ -171,8 +180,9 @@ class Registry:
         component = self.component(kind, spec.plugin)
         config = _validated(candidate, component.config, spec)
         context = context if context is not None else self.context(spec.where)
+        own = PluginMetrics(candidate.name, context.name, self.collector)
         try:
-            return candidate, component.factory(config, context)
+            return candidate, component.factory(config, replace(context, metrics=own))
         except loading.StartError:  # of what it asked its context for: that error has its own name and place
             raise
         except loading.FAILURES as e:

@@ -144,6 +144,26 @@ engine.close()
     assert "objects are now in sqlite" in done.stderr
 
 
+def test_the_guides_numbers_are_called_as_it_says(package: Path) -> None:
+    (name,) = re.findall(r"^`(kvcore_plugin_sqlite\S+)`", GUIDE, re.M)
+    script = """
+import sys
+from kvcore.api import Context, PluginMetrics
+from kvcore.observe import Metrics
+from kvcore.testing.memory import make_key
+from kvcore_sqlite.counted import CountedStorage
+from kvcore_sqlite.storage import SQLiteConfig
+metrics = Metrics()
+own = PluginMetrics("sqlite", "l2[0].storage", metrics.registry)
+storage = CountedStorage(SQLiteConfig(path="counted.db"), Context(metrics=own))
+storage.open()
+assert storage.exists([make_key(1), make_key(2)]) == [False, False]
+assert metrics.values()[sys.argv[1]] == 2
+"""
+    done = run(package, sys.executable, "-c", script, name)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_readme_backend_is_the_guides_and_short() -> None:
     (readme,) = [b for b in blocks(README, "python") if "SQLiteStorage" in b]
     lines = [line for line in readme.splitlines() if line.strip()]

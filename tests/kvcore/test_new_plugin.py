@@ -14,7 +14,7 @@ from kvcore.cli import main
 from kvcore.cli.new_plugin import MAX_NAME, render
 from kvcore.testing import dist
 
-KINDS = ("storage", "serde", "eviction", "keys")
+KINDS = ("storage", "serde", "eviction", "keys", "hooks")
 LONGEST = "a2345-789012-45678-0123w"
 
 
@@ -52,7 +52,7 @@ def test_its_tests_pass(root: Path, kind: str) -> None:
 
 def test_its_types_are_strict(root: Path) -> None:
     folders = [package / part for package in root.glob("kvcore-*") for part in ("src", "tests")]
-    assert "no issues found in 16 source files" in run(root, "-m", "mypy", "--strict", "--cache-dir=mypy", *folders)
+    assert "no issues found in 20 source files" in run(root, "-m", "mypy", "--strict", "--cache-dir=mypy", *folders)
 
 
 def test_it_is_listed_checked_and_at_least_silver(root: Path) -> None:
@@ -64,7 +64,7 @@ def test_it_is_listed_checked_and_at_least_silver(root: Path) -> None:
     for kind in KINDS:
         out = run(root, "-m", "kvcore", "plugins", "check", f"toy-{kind}", "--quality", "--json")
         levels[kind] = json.loads(out)["plugins"][0]["level"]
-    assert levels == {"storage": "silver", "serde": "silver", "eviction": "gold", "keys": "silver"}
+    assert levels == {"storage": "silver", "serde": "silver", "eviction": "gold", "keys": "silver", "hooks": "gold"}
 
 
 SCRIPT = """
@@ -81,17 +81,18 @@ lookup = engine.lookup(space, keys)
 assert lookup.wait(10) and lookup.poll() == 3, (lookup.poll(), lookup.misses)
 engine.release(lookup)
 print([type(x).__name__ for x in (engine.manager.tiers[0].storage, engine.l1._pool._policy, space._keys)])
+print(int(engine.stats()['kvcore_plugin_toy_hooks_stored_total{place="hooks[0]",tier="toy-storage"}']))
 engine.close()
 """
 
 
 def test_yaml_selects_them(root: Path) -> None:
     (root / "kvcore.yaml").write_text(
-        "l1: {size: 16MiB, eviction: toy-eviction}\nkeys: toy-keys\n"
+        "l1: {size: 16MiB, eviction: toy-eviction}\nkeys: toy-keys\nhooks: [toy-hooks]\n"
         f"l2: [{{storage: {{plugin: toy-storage, path: '{root / 'objects'}'}}, serde: [toy-serde]}}]\n"
     )
     run(root, "-m", "kvcore", "config", "check", "kvcore.yaml")
-    assert run(root, "-c", SCRIPT).split() == ["['ToyStorageStorage',", "'ToyEvictionPolicy',", "'ToyKeysKeys']"]
+    assert run(root, "-c", SCRIPT).split() == ["['ToyStorageStorage',", "'ToyEvictionPolicy',", "'ToyKeysKeys']", "3"]
     assert len(list((root / "objects").iterdir())) == 3
 
 
@@ -141,6 +142,8 @@ def test_it_says_what_comes_next(tmp_path: Path, monkeypatch: Any, capsys: pytes
     out = capsys.readouterr().out
     assert out.startswith("kvcore-my-own: 8 files; it works as it is. Next:\n  cd kvcore-my-own\n")
     assert "edit src/kvcore_my_own/serde.py" in out
+    assert main(["new-plugin", "hooks", "my-watch"]) == 0
+    assert "edit src/kvcore_my_watch/observer.py" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,37 @@ def test_hooks_have_a_level_too(site: Path) -> None:
     assert "conformance" not in {c.name for c in criteria}
 
 
+OBSERVER = '''
+from kvcore.api import ApiVersion, Component, PluginConfig, hookimpl
+class Config(PluginConfig):
+    path: str
+    """Where."""
+class Watch:
+    def __init__(self, config, context): ...
+    @hookimpl
+    def kvcore_stored(self, events): ...
+@hookimpl
+def kvcore_observer():
+    return Component(api=ApiVersion(1, 0), config=Config, factory=Watch)
+'''
+
+
+def test_an_observer_is_asked_for_its_options_and_its_suite(site: Path) -> None:
+    """Also one whose options must be given."""
+    suite = "from kvcore.testing import ObserverConformance\nclass TestAcme(ObserverConformance): ...\n"
+    modules = {"acme.__init__": "", "acme.plugin": OBSERVER, "acme.test_acme": suite}
+    dist(site, "acme-watch", {"kvcore.hooks": {"acme": "acme.plugin"}}, modules, requires=["kvcore<1"])
+    met = {c.name for c in judge("hooks", "acme") if c.met}
+    assert {"options", "conformance"} <= met
+
+
+def test_an_observer_without_them_has_neither(site: Path) -> None:
+    bare = OBSERVER.replace('    """Where."""\n', "")
+    modules = {"acme.__init__": "", "acme.plugin": bare}
+    dist(site, "acme-watch", {"kvcore.hooks": {"acme": "acme.plugin"}}, modules, requires=["kvcore<1"])
+    assert {("bronze", "options"), ("silver", "conformance")} <= set(missed(judge("hooks", "acme")))
+
+
 @pytest.mark.parametrize(
     ("kind", "name"), [("storage", "memory"), ("serde", "raw"), ("eviction", "lru"), ("keys", "engine")]
 )

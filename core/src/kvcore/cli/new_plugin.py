@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kvcore import __version__
 from kvcore.api.errors import KVCoreError
-from kvcore.api.hooks import API_VERSIONS, Kind
+from kvcore.api.hooks import API_VERSIONS
 from kvcore.cli.output import lines, print_json
 from kvcore.plugins import registry_from_env
 from kvcore.plugins.known import BUILTINS, PACKAGES
@@ -21,15 +21,17 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 class _Kind(NamedTuple):
-    """What differs between the kinds beside their own files: the class's suffix, whether it has options, the words."""
+    """What differs between the kinds beside their own files: the class's suffix, whether it has options, the words, and
+    what it offers, where that has another name than the kind."""
 
     suffix: str
     config: bool
     summary: str
     yaml: str
+    offer: str = ""
 
 
-_KINDS: dict[Kind, _Kind] = {
+_KINDS: dict[str, _Kind] = {
     "storage": _Kind(
         "Storage",
         True,
@@ -39,6 +41,9 @@ _KINDS: dict[Kind, _Kind] = {
     "serde": _Kind("Serde", True, "A serde of kvcore that compresses", "l2:\n  - storage: memory\n    serde: [$name]"),
     "eviction": _Kind("Policy", False, "An eviction policy of kvcore", "l1:\n  size: 8GiB\n  eviction: $name"),
     "keys": _Kind("Keys", False, "A key generator of kvcore", "keys: $name"),
+    "hooks": _Kind(
+        "Observer", True, "An observer of kvcore that counts objects", "hooks:\n  - plugin: $name", "observer"
+    ),
 }
 
 
@@ -79,13 +84,13 @@ def run(args: argparse.Namespace) -> int:
             'pip install -e ".[test]"',
             "pytest",
             f"kvcore plugins check {args.name} --quality",
-            f"edit src/{_module(args.name)}/{args.kind}.py",
+            f"edit src/{_module(args.name)}/{_KINDS[args.kind].offer or args.kind}.py",
         )
     )
     return 0
 
 
-def check_name(kind: Kind, name: str) -> None:
+def check_name(kind: str, name: str) -> None:
     """Raises `KVCoreError` for a name that no new plugin of this kind can have."""
     if name.startswith("kvcore-"):
         raise KVCoreError(f"{name!r}: write {name.removeprefix('kvcore-')!r}, the package gets its `kvcore-` by itself")
@@ -103,7 +108,7 @@ def check_name(kind: Kind, name: str) -> None:
         raise KVCoreError(f"{name!r} is the name of an installed {kind} plugin, {taken[0].label}: choose another")
 
 
-def render(kind: Kind, name: str) -> dict[str, str]:
+def render(kind: str, name: str) -> dict[str, str]:
     """The files of the package: path -> text."""
     facts, cls = _KINDS[kind], "".join(part.capitalize() for part in name.split("-"))
     factory, config = cls + facts.suffix, f"{cls}Config"
@@ -118,7 +123,9 @@ def render(kind: Kind, name: str) -> dict[str, str]:
         "kind": kind,
         "module": _module(name),
         "name": name,
+        "offer": facts.offer or kind,
         "summary": facts.summary,
+        "variable": name.replace("-", "_"),
         "yaml": Template(facts.yaml).substitute(name=name),
     }
     templates = files("kvcore.cli") / "templates"

@@ -8,6 +8,7 @@ import ast
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 from packaging.requirements import Requirement
 
 from kvcore import __version__
-from kvcore.api import BlockingStorage, Storage
+from kvcore.api import BlockingStorage, ConfigError, Storage
 from kvcore.api.hooks import Component
 from kvcore.cli.trial import make
 from kvcore.config.describe import options
@@ -32,6 +33,7 @@ SUITES = {
     "serde": "SerdeConformance",
     "eviction": "EvictionConformance",
     "keys": "KeyGeneratorConformance",
+    "hooks": "ObserverConformance",
 }
 STORAGE_TRAITS = ("persistent", "shared", "max_object_bytes")
 STORAGE_METHODS = {
@@ -57,7 +59,10 @@ def judge(kind: str, name: str) -> list[Criterion]:
     info = registry.find(kind, name)
     component = made = None
     if kind == "hooks":
-        registry.use_hooks([name])
+        with suppress(ConfigError):  # it has options that must be given
+            registry.use_hooks([name])
+        if registry.offers_observer(name):
+            component = registry.component(kind, name)
     else:
         component = registry.component(kind, name)
         made = make(registry, kind, name)
@@ -66,7 +71,7 @@ def judge(kind: str, name: str) -> list[Criterion]:
             "bronze", "loads", True, "it imports, can be made, and its hooks, API version and options are accepted"
         )
     ]
-    found += _package(info)
+    found += _package(info, SUITES.get(kind) if component is not None else None)
     if component is not None:
         found += _options(component)
         found += _component(info, component, made)
@@ -83,8 +88,8 @@ def level(criteria: list[Criterion]) -> Level | None:
     return reached
 
 
-def _package(info: PluginInfo) -> Iterator[Criterion]:
-    """What the distribution says, and what it brings."""
+def _package(info: PluginInfo, suite: str | None) -> Iterator[Criterion]:
+    """What the distribution says, and what it brings. `suite`: that of its kind, where it offers a component."""
     package = info.module.partition(":")[0].partition(".")[0]
     try:
         dist: Distribution | None = distribution(info.distribution)
@@ -104,7 +109,7 @@ def _package(info: PluginInfo) -> Iterator[Criterion]:
     licence = any(fields.get(field) for field in ("license_expression", "license", "license_file"))
     yield Criterion("silver", "licence", info.builtin or licence, "its metadata names the licence")
     tests = [] if dist is None else list(_tests(dist, package))
-    if (suite := SUITES.get(info.kind)) is not None:
+    if suite is not None:
         text = f"a test inherits {suite}; it ships in the package, or stands in tests/ beside its source"
         tested = info.builtin or any(_inherits(t, suite) for t in tests)
         yield Criterion("silver", "conformance", tested, text)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kvcore.testing.faults import faulty
     from kvcore.testing.keys import KeyGeneratorConformance
     from kvcore.testing.memory import aligned
+    from kvcore.testing.observer import ObserverConformance
     from kvcore.testing.serde import SerdeConformance
     from kvcore.testing.storage import StorageConformance
 
@@ -36,6 +37,7 @@ __all__ = [
     "EvictionConformance",
     "Faults",
     "KeyGeneratorConformance",
+    "ObserverConformance",
     "SerdeConformance",
     "StorageConformance",
     "aligned",
@@ -49,6 +51,7 @@ _HOMES = {
     "EvictionConformance": "eviction",
     "Faults": "fault_config",
     "KeyGeneratorConformance": "keys",
+    "ObserverConformance": "observer",
     "SerdeConformance": "serde",
     "StorageConformance": "storage",
     "aligned": "memory",

@@ -5,10 +5,11 @@ import json
 import os
 import re
 import shlex
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -17,9 +18,9 @@ from typing import Any
 import explain_demo
 import pytest
 
-from kvcore.cli import asking, main, prompts
-from kvcore.cli.prompts import Tokenizer
-from kvcore.explain.models import DiffModel, Explanations
+from kvcore.cli import asking, main
+from kvcore.engine import weights_fingerprint
+from kvcore.explain.models import MAX_TOKENS, DiffModel, Explanations
 from kvcore.service import open_engine
 from kvcore.service.inspect.client import caches
 from kvcore.testing import chunks
@@ -97,8 +98,8 @@ def test_the_pages_command_over_http(place: Path, capsys: pytest.CaptureFixture[
     monkeypatch.setattr(asking, "ask", ask)
     monkeypatch.setenv("KVCORE_SERVER__HTTP__TOKEN", "a token of the page")
     assert "chatcmpl-93-0" in said(capsys, *shlex.split(command)[1:])
-    assert [a[:2] for a in asked] == [("http://127.0.0.1:7601", "a token of the page")] * 2
-    assert [a[2] for a in asked] == ["/requests?limit=50", "/explain?request=chatcmpl-93-0"]
+    assert [a[:2] for a in asked] == [("http://127.0.0.1:7601", "a token of the page")] * 3
+    assert [a[2] for a in asked] == ["/requests?limit=1", "/explain?request=chatcmpl-93-0", "/status"]
 
 
 # -- more of it --------------------------------------------------------------------------------------------------------
@@ -240,14 +241,55 @@ def test_what_is_no_kvcore_is_told_to_be_none(
         server.shutdown()
 
 
-def test_a_tokenizer_without_transformers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Tokenizer("qwen3")
-    text = explain_demo.MONDAY
-    ids = whole.encode(text)
-    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    plain = Tokenizer("qwen3")
-    assert plain.encode(text) == ids
-    assert plain.decode(ids[:2]) == whole.decode(ids[:2])
-    assert plain.model == "qwen3"
-    with pytest.raises(prompts.ConfigError, match="--chat needs transformers"):
-        plain.encode("x", chat=True)
+@contextmanager
+def alone(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "vllm") -> Iterator[Any]:
+    """A cache, and no other to be asked."""
+    (folder / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("KVCORE_RUN_DIR", str(folder / "run"))
+    (folder / "kvcore.yaml").write_text("l1: {size: 8MiB}\nmin_object_size: 128KiB\nkeys: tokens\nl2: []\n")
+    with closing(open_engine(str(folder / "kvcore.yaml"), name=name)) as engine:
+        yield engine
+
+
+def test_the_only_model_that_is_served_needs_not_be_named(
+    place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "qwen3"
+    shutil.copytree(place / "qwen3", model)
+    (model / "model.bin").write_bytes(b"w" * 5000)
+    with alone(tmp_path, monkeypatch) as engine:
+        spec = replace(chunks.spec(weights_fingerprint(str(model))), model="qwen3")
+        explain_demo.serve(engine, engine.register(spec), "r", explain_demo.ids(model, explain_demo.MONDAY))
+        assert "4 of 4 chunks; there now: 4 in l1" in said(capsys, "explain", "--prompt", explain_demo.MONDAY)
+        out = said(capsys, "diff", "--text", "Today is Monday", "Today is Tuesday")
+        assert "then 'Monday'" in out
+        engine.register(replace(spec, model="other"))
+        assert "--model is missing" in said(capsys, "explain", "--prompt", "Today", status=1)
+
+
+def test_lookups_without_an_id_are_listed_and_explained_by_number(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with alone(tmp_path, monkeypatch, "sglang") as engine:
+        space = engine.register(chunks.spec())
+        for _ in range(2):
+            explain_demo.serve(engine, space, "", list(range(100)))
+        assert [line.split()[1] for line in said(capsys, "explain").splitlines()[1:3]] == ["no.1", "no.2"]
+        assert "no.2, " in said(capsys, "explain", "last")
+        assert "never_stored" in said(capsys, "explain", "no.1", "--json")
+        assert "the first" not in said(capsys, "diff", "no.1", "no.2")
+
+
+def test_prompts_that_are_too_long_or_empty(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = json.dumps([1] * (MAX_TOKENS + 1))
+    (place / "many.json").write_text(many)
+    words = "the prompt has 2,097,153 tokens: of one with more than 2,097,152 nothing can be told"
+    for command in (["explain", "--prompt-file", "many.json"], ["diff", "@many.json", "93"]):
+        assert words in said(capsys, *command, status=1)
+    with pytest.raises(asking.Refusal, match=words):
+        asking.ask(caches()[0], "/explain", {"tokens": [1] * (MAX_TOKENS + 1)})
+    monkeypatch.chdir(place)
+    assert "nothing: both are empty" in said(capsys, "diff", "--text", "", " ", "--model", "qwen3")
+    assert "nothing: one of them is empty" in said(capsys, "diff", "--text", "", "Today", "--model", "qwen3")

@@ -11,7 +11,7 @@ import pytest
 from kvcore.api import Failed, Loaded, Missing, ObjectKey
 from kvcore.engine import Asked, CacheEngine, LocalStore, Space, salt_word
 from kvcore.observe import Decision, Decisions, Journal
-from kvcore.observe.decisions import MAX_HASHES, MAX_WORD
+from kvcore.observe.decisions import MAX_HASHES, MAX_WORD, Answer
 from kvcore.testing.chunks import CHUNKS, hashes, publish, put, spec
 from kvcore.testing.fault_config import Faults
 
@@ -82,7 +82,10 @@ def test_an_id_is_kept_up_to_so_many_characters_and_found_by_all_of_it() -> None
 
 
 def test_token_ids_are_kept_only_where_that_is_wanted() -> None:
-    assert noted(Decisions(1), ids=[1, 2]).asked.ids is None
+    """Without that until the answer alone, for a mark of them."""
+    answered = noted(Decisions(1), ids=[1, 2])
+    answered.answered(Answer(0, {}, {}), 0.0)
+    assert (answered.asked.ids, answered.ids) == (None, None)
     assert noted(Decisions(1, tokens=True), ids=[1, 2]).asked.ids == [1, 2]
 
 

@@ -7,6 +7,8 @@ import pytest
 import torch
 from transformers_small import FLAGS, MODELS, cached, gqa, plain, tokens
 
+from kvcore.explain.explain import explain_prompt
+from kvcore.explain.models import Question
 from kvcore_transformers import PrefixCache
 
 
@@ -166,6 +168,14 @@ def test_applied_to_code_that_calls_the_models_own_generate(simple: PrefixCache)
             assert torch.equal(plain(model, prompt), expected)
         assert simple.last.reused_tokens == 96
     assert "generate" not in model.__dict__
+
+
+def test_a_prompt_is_explained_by_its_tokens(simple: PrefixCache) -> None:
+    prompt = tokens(100, seed=9)
+    cached(simple, prompt)
+    for ids, found in ((prompt[0].tolist(), 3), ([1, *prompt[0].tolist()], 0)):
+        (said,) = explain_prompt(simple.engine, Question(tokens=ids)).explanations
+        assert (said.found.chunks, said.chunks) == (found, 3)
 
 
 def test_generated_tokens_need_not_be_kept() -> None:

@@ -13,6 +13,8 @@ import pytest
 from trtllm_runtime import Replace, Start, arguments, prompt, saved, warm
 
 from kvcore.api import ConfigError, LayoutError
+from kvcore.explain.explain import explain_prompt
+from kvcore.explain.models import Question
 from kvcore.testing.servers.kvcore import KVCoreServer
 from kvcore_trtllm.connector import KVCoreScheduler
 from kvcore_trtllm.worker import WorkerHalf
@@ -28,6 +30,17 @@ def test_a_prefix_is_loaded_on_all_ranks(start: Start, ranks: int, context: int)
     assert engine.run(prompt(50) + prompt(30, seed=1)).matched == 48
     assert engine.run(prompt(64)).matched == 56, "a token is left to compute, in whole blocks"
     assert engine.run([1, *prompt(70)[1:]]).matched == 0
+
+
+def test_a_prompt_is_explained_by_its_tokens(start: Start) -> None:
+    engine = start()
+    engine.run(prompt(70))
+    saved(engine)
+    cache = engine.scheduler.half.engine
+    (said,) = explain_prompt(cache, Question(tokens=prompt(70))).explanations
+    assert said.found.chunks == said.chunks > 0
+    (said,) = explain_prompt(cache, Question(tokens=[1, *prompt(70)[1:]])).explanations
+    assert said.found.chunks == 0
 
 
 def test_generated_tokens_are_kept_for_the_next_turn(start: Start) -> None:

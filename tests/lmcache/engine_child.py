@@ -22,7 +22,11 @@ def main(url: str) -> None:
     for line in sys.stdin:
         what, sequence = json.loads(line)
         try:
-            answer = {"answer": {"store": store, "lookup": lookup, "retrieve": retrieve}[what](client, sequence)}
+            answer = {
+                "answer": {"store": store, "lookup": lookup, "retrieve": retrieve, "tokens": tokens}[what](
+                    client, sequence
+                )
+            }
         except Exception:
             answer = {"error": traceback.format_exc()}
         print(json.dumps(answer), flush=True)
@@ -64,6 +68,10 @@ def retrieve(client: ServerBenchClient, sequence: int) -> str:
     assert client.retrieve(request, 0, request.num_full_tokens).succeeded
     client.end_session(request)
     return digest(client, request)
+
+
+def tokens(client: ServerBenchClient, sequence: int) -> list[int]:
+    return list(client.create_request(sequence, f"tokens-{sequence}-{time.monotonic_ns()}", "lookup").token_ids)
 
 
 def found(client: ServerBenchClient, request: Any) -> int:

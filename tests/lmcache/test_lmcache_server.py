@@ -2,12 +2,13 @@
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from lmcache_server import Engine, LMCacheServer
 
+from kvcore.service.inspect.client import ask, caches
 from kvcore.testing.servers.kvcore import KVCoreServer
 from kvcore.testing.servers.redis import RedisServer
 
@@ -19,8 +20,18 @@ SEQUENCES = (1, 2)
 """Two prompts of 512 tokens, in chunks of 64."""
 
 
-def test_disk(lmcache_python: Path, environment: Mapping[str, str], tmp_path: Path) -> None:
-    """Stored, dropped from LMCache's memory, loaded back; again after a restart; corrupted on disk: misses."""
+@pytest.fixture
+def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where LMCache's server can be asked, and nobody else."""
+    with tempfile.TemporaryDirectory(prefix="kv") as short:  # a socket's path has at most 107 bytes
+        monkeypatch.setenv("KVCORE_RUN_DIR", short)
+        yield short
+
+
+def test_disk(lmcache_python: Path, environment: Mapping[str, str], tmp_path: Path, sockets: str) -> None:
+    """Stored, dropped from LMCache's memory, loaded back; again after a restart; corrupted on disk: misses. Its prompts
+    are explained by the hashes that it has made."""
+    environment = {**environment, "KVCORE_RUN_DIR": sockets}
     cache = tmp_path / "cache"
     config = tmp_path / "kvcore.yaml"
     config.write_text(f"lookup_timeout: 20s\nl2:\n- storage: {{plugin: disk, path: {cache}}}\n  timeout: 60s\n")
@@ -34,6 +45,9 @@ def test_disk(lmcache_python: Path, environment: Mapping[str, str], tmp_path: Pa
             server.clear_l1()
             assert {s: engine.ask("retrieve", s) for s in SEQUENCES} == stored
             assert engine.ask("lookup", 3) == 0  # what was never stored
+            assert [explained(engine, s) for s in (1, 2, 3)] == [(8, 8), (8, 8), (0, 8)]
+            assert explained(engine, 1, salt="s") == (0, 8)
+            assert last_explained() == (CHUNKS, 64, "never_stored")
         server.stop()
         server.start()
         with Engine(lmcache_python, environment, server) as engine:
@@ -92,6 +106,19 @@ def test_over_a_server_of_kvcore(lmcache_python: Path, environment: Mapping[str,
             owner.start()
             until_found(engine, 1)
             assert engine.ask("retrieve", 1) == stored
+
+
+def explained(engine: Engine, sequence: int, **more: str) -> tuple[int, int]:
+    """How many chunks of a prompt `kvcore explain --prompt` finds, and of how many."""
+    (said,) = ask(caches()[0], "/explain", {"tokens": engine.ask("tokens", sequence), **more})["explanations"]
+    return said["found"]["chunks"], said["chunks"]
+
+
+def last_explained() -> tuple[int, int, str]:
+    """Of the last lookup: its chunks, their tokens, and why none was found."""
+    (row,) = ask(caches()[0], "/requests?limit=1")["requests"]
+    (said,) = ask(caches()[0], f"/explain?request=no.{row['seq']}")["explanations"]
+    return said["chunks"], said["chunk_tokens"], said["broke"]["reason"]
 
 
 def until_found(engine: Engine, sequence: int) -> None:

@@ -49,6 +49,7 @@ APIS = (
     *(f"sglang.srt.server_args:ServerArgs.{name}" for name in RUN_ARGUMENTS),
     "sglang.srt.lora.lora_registry:LoRARef.lora_name",
     "sglang.srt.lora.lora_registry:LoRARef.lora_path",
+    "sglang.srt.lora.lora_registry:LoRARef.deterministic_id(lora_name, lora_path)",
     "sglang.srt.mem_cache.pool_host.base:HostKVCache.get_data_page(self, index, flat)",
     "sglang.srt.mem_cache.pool_host.base:HostKVCache.get_dummy_flat_data_page(self)",
     "sglang.srt.mem_cache.pool_host.base:HostKVCache.set_from_flat_data_page(self, index, data_page)",

@@ -63,9 +63,13 @@ def pool_attributes(model: Path) -> dict[str, list[str]]:
 
 
 def page_keys(model: Path) -> dict[str, bool]:
-    """What SGLang's page keys cover."""
+    """What SGLang's page keys cover, and whether kvcore can tell them of a prompt."""
+    from sglang.srt.lora.lora_registry import LoRARef
     from sglang.srt.mem_cache.radix_cache import RadixKey
     from sglang.srt.mem_cache.utils import get_hash_str, get_storage_hash_str
+
+    from kvcore.api import Prompt
+    from kvcore_sglang.prompts import key_source
 
     page = 16
     tokens = list(range(5, 5 + 3 * page))
@@ -78,7 +82,15 @@ def page_keys(model: Path) -> dict[str, bool]:
     def keys(extra: str | None = None, salt: str | None = None) -> list[str]:
         return list(get_storage_hash_str(RadixKey(array("q", tokens), extra, cache_salt=salt), None, page))
 
+    def told(salt: str = "", adapter: str = "") -> list[str]:
+        prompt = Prompt(tokens, page, page, {"speculative_algorithm": "None"}, adapter, salt)
+        return [chunk.hex() for chunk in key_source(prompt).block_hashes]
+
+    adapter = LoRARef.deterministic_id("french", "/loras/french")
     return {
+        "explained": told() == keys(),
+        "explained_with_a_salt": told("a") == keys(salt="a"),
+        "explained_with_an_adapter": told("\u00fc", "french=/loras/french") == keys(adapter, "\u00fc"),
         "chained": get_hash_str(tokens, None, page) == chain == keys(),
         "adapters_and_salts_apart": len({keys()[0], keys(extra="a")[0], keys(salt="a")[0], keys(salt="b")[0]}) == 4,
     }

@@ -2,16 +2,20 @@
 SGLang does not start a second time in a process. Imported by `scenarios.py` only, never by pytest."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from caches import disk
 from engines import LOADED, PATIENCE_S, PROMPTS, Engine, engine
 
+from kvcore.service.inspect.client import ask, caches
 from kvcore.testing.servers.kvcore import KVCoreServer
 
 OPERATIONS = "kvcore_tier_operations_total"
@@ -19,10 +23,12 @@ OPERATIONS = "kvcore_tier_operations_total"
 
 def cold_and_hot(model: Path, folder: str, **kwargs: Any) -> dict[str, Any]:
     """Computed, and found in the storage after SGLang has forgotten it."""
-    with engine(model, {"kvcore.l2": disk(Path(folder))}, **kwargs) as one:
+    with sockets(), engine(model, {"kvcore.l2": disk(Path(folder))}, **kwargs) as one:
         result: dict[str, Any] = {"cold": one.run(PROMPTS), "hot": one.again(PROMPTS)}
         result["stored"] = one.number(OPERATIONS, 'op="store"', 'outcome="ok"')
         result["loaded"] = one.number(OPERATIONS, 'op="load"', 'outcome="ok"')
+        result["explained"] = [*map(explained, PROMPTS), explained(PROMPTS[0], salt="s"), explained(PROMPTS[0][1:])]
+        result["last"] = last_explained()
     result["files"] = len(pages(Path(folder)))
     return result
 
@@ -47,6 +53,28 @@ def restarted(model: Path, folder: str) -> dict[str, Any]:
         result["refused"] = one.attach({"kvcore.l2": "disc", "confg": "x"})
         result["without"] = one.again(PROMPTS)
     return result
+
+
+@contextmanager
+def sockets() -> Iterator[None]:
+    """Where the engines of this block can be asked, and no others."""
+    with tempfile.TemporaryDirectory(prefix="kv") as folder:
+        os.environ["KVCORE_RUN_DIR"] = folder
+        yield
+        del os.environ["KVCORE_RUN_DIR"]
+
+
+def explained(prompt: list[int], **more: str) -> tuple[int, int]:
+    """How many pages of a prompt `kvcore explain --prompt` finds, and of how many."""
+    (said,) = ask(caches()[0], "/explain", {"tokens": prompt, **more})["explanations"]
+    return said["found"]["chunks"], said["chunks"]
+
+
+def last_explained() -> dict[str, Any]:
+    """What `kvcore explain last` is told."""
+    (row,) = ask(caches()[0], "/requests?limit=1")["requests"]
+    (said,) = ask(caches()[0], f"/explain?request=no.{row['seq']}")["explanations"]
+    return {"id": row["id"], "named": said["request"] == f"no.{row['seq']}", "saved": said["saved"]["tokens"]}
 
 
 def pages(folder: Path) -> list[Path]:

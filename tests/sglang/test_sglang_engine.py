@@ -42,6 +42,12 @@ def test_cold_and_hot(first: Any) -> None:
     assert first["loaded"] == sum(LOADED) / 16
 
 
+def test_prompts_are_explained_by_the_pages_that_sglang_has_stored(first: Any) -> None:
+    """Its own hashes, salt included; and lookups, of which it names none."""
+    assert first["explained"] == [[12, 12], [9, 9], [4, 4], [0, 12], [0, 12]]
+    assert first["last"] == {"id": "", "named": True, "saved": None}
+
+
 def test_after_a_restart(first: Any, second: Any) -> None:
     assert found(second["hot"], first, LOADED)
 

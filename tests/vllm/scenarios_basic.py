@@ -105,10 +105,10 @@ def aborts(models: Path, model: str = "tiny", extra: "dict[str, Any] | None" = N
     return out
 
 
-def salts(models: Path, extra: "dict[str, Any] | None" = None) -> dict[str, Any]:
+def salts(models: Path, tokens_kept: bool = False, extra: "dict[str, Any] | None" = None) -> dict[str, Any]:
     """The same tokens under another `cache_salt`, and what `kvcore explain` says of them."""
     out: dict[str, Any] = {}
-    with engine(str(models / "tiny"), {"kvcore.inspect": {"tokens": True}, **(extra or {})}) as e:
+    with engine(str(models / "tiny"), {"kvcore.inspect": {"tokens": tokens_kept}, **(extra or {})}) as e:
         e.one(LONG)
         for name, salt in (("a", "a"), ("again", "a"), ("b", "b"), ("none", None)):
             e.forget()
@@ -122,6 +122,7 @@ def salts(models: Path, extra: "dict[str, Any] | None" = None) -> dict[str, Any]
             (said,) = explain_prompt(e.half.engine, asked).explanations
             out[f"prompt_{name}"] = (said.found.chunks, said.chunks)
         out["named"] = named(e, LONG, "a") + named(e, LONG)
+        out["kept"] = [d.asked.ids or d.ids for d in e.half.engine.decisions.since()]
     return out
 
 
@@ -158,6 +159,7 @@ def adapters(models: Path, folder: str, extra: "dict[str, Any] | None" = None) -
         out[name], out[name + "_cached"] = made.one(LONG, adapter=paths[path])
         out[name + "_base"], out[name + "_base_cached"] = made.one(LONG)
         if options is not None:
+            out[name + "_explained"] = explained(made)
             out[name + "_named"] = named(made, LONG, adapter=f"adapter={paths[path]}") + named(made, LONG)
         made.close()
     return out

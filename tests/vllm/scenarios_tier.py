@@ -15,6 +15,9 @@ from safetensors.torch import load_file, save_file
 from scenarios_basic import LONG, PROMPTS
 from scenarios_server import server
 
+from kvcore.api import ConfigError
+from kvcore.explain.explain import explain_prompt
+from kvcore.explain.models import Question
 from kvcore.testing.fault_config import Faults
 from kvcore_vllm.tier import KVCoreTier
 from vllm import SamplingParams, TokensPrompt
@@ -228,13 +231,23 @@ def tier_tenants(models: Path, folder: str) -> dict[str, Any]:
     out: dict[str, Any] = {}
     entry = kvcore({"storage": {"plugin": "disk", "path": folder}})
     for name, asks in (("first", ["a"]), ("others", ["\n", "b"]), ("again", ["a"])):
-        with offloading(models / "tiny", entry) as (e, _):
+        with offloading(models / "tiny", entry) as (e, tier):
             for tenant in asks:
                 out[name], out[name + "_cached"] = e.one(LONG, transfer={"tenant": tenant})
                 e.forget(connector=True)  # vLLM's own CPU tier knows no tenants
             e.one([5, 6, 7], 1)
             out[name + "_refused"] = counts(e).get("refused_tenants", 0)
+            out[name + "_explained"] = explained(tier.store, "a"), explained(tier.store, "a", salt="s")
     return out
+
+
+def explained(store: Any, tenant: str, **more: str) -> int:
+    """How many chunks of the prompt `kvcore explain --prompt` finds for this tenant; -1 where it has none."""
+    try:
+        (said,) = explain_prompt(store, Question(tokens=LONG, tenant=tenant, **more)).explanations
+    except ConfigError:
+        return -1
+    return said.found.chunks
 
 
 def tier_served(models: Path, folder: str) -> dict[str, Any]:

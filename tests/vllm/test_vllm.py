@@ -11,6 +11,7 @@ SYNC = '{"extra": {"kvcore.load": "sync", "kvcore.save": "sync"}}'
 ASYNC = '{"extra": {"kvcore.load": "async", "kvcore.save": "async"}}'
 MIXED = '{"extra": {"kvcore.load": "async", "kvcore.save": "sync", "kvcore.chunk_tokens": 256}}'
 TOKENS = '{"extra": {"kvcore.keys": "tokens"}}'
+SALTS_TOKENS = '{"tokens_kept": true, "extra": {"kvcore.keys": "tokens"}}'
 PROMPT_ONLY = '{"extra": {"kvcore.save_decode": false}}'
 SWA = '{"model": "swa"}'
 SWA_ASYNC = '{"model": "swa", "extra": {"kvcore.save": "async", "kvcore.chunk_tokens": 256}}'
@@ -174,13 +175,13 @@ def identities(run_child: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run_child(
         "plain",
         "salts",
-        f"salts:{TOKENS}",
+        f"salts:{SALTS_TOKENS}",
         f'adapters:{{"folder": "{tmp_path_factory.getbasetemp()}/adapters"}}',
         "inside_multi_connector",
     )
 
 
-@pytest.mark.parametrize("scenario", ["salts", f"salts:{TOKENS}"], ids=["engine", "tokens"])
+@pytest.mark.parametrize("scenario", ["salts", f"salts:{SALTS_TOKENS}"], ids=["engine", "tokens"])
 def test_salts_separate(identities: Any, scenario: str) -> None:
     result = identities[scenario]
     for name, cached in (("a", 0), ("again", 1408), ("b", 0), ("none", 1408)):
@@ -188,22 +189,25 @@ def test_salts_separate(identities: Any, scenario: str) -> None:
         assert result[f"{name}_cached"] == cached, name
 
 
-@pytest.mark.parametrize("scenario", ["salts", f"salts:{TOKENS}"], ids=["engine", "tokens"])
+@pytest.mark.parametrize("scenario", ["salts", f"salts:{SALTS_TOKENS}"], ids=["engine", "tokens"])
 def test_hits_and_misses_are_explained(identities: Any, scenario: str) -> None:
-    """Requests, whose other salt only their tokens tell; and prompts, whose chunks are named as vLLM names them."""
+    """Requests, whose other salt their tokens tell, or without these their marks; and prompts, whose chunks are named
+    as vLLM names them."""
     result = identities[scenario]
     salted = ["other_namespace", 0, ["cache salt"]]
+    kept = "tokens" in scenario
     assert result["explained"] == [
         [["never_stored", 0, []], None, 0, 1500],
-        [salted, 1500, 0, 1500],
-        [None, 1500, 1408, 1500],
-        [salted, 1500, 0, 1500],
-        [None, 1500, 1408, 1500],
-        [["differs", 5, []], 700, 640, 1000],
+        [salted, 1500 if kept else None, 0, 1500],
+        [None, 1500 if kept else None, 1408, 1500],
+        [salted, 1500 if kept else None, 0, 1500],
+        [None, 1500 if kept else None, 1408, 1500],
+        [["differs", 5, []], 700 if kept else None, 640, 1000],
         [["short_prompt", 0, []], None, 0, 100],
     ]
     assert result["prompt_salted"] == result["prompt_plain"] == [11, 11]
     assert result["named"] == 2
+    assert any(result["kept"]) == kept
 
 
 def test_adapters_of_one_name_separate(identities: Any) -> None:
@@ -215,6 +219,10 @@ def test_adapters_of_one_name_separate(identities: Any) -> None:
         assert same(result[f"{name}_base"], identities["plain"]["long"]), name
         assert result[f"{name}_named"] == 2, name  # the adapter's chunks, and the base model's
     assert result["hot_x_base_cached"] == 1408
+    assert [why for why, *_ in result["cold_x_explained"]] == [
+        ["never_stored", 0, []],
+        ["other_namespace", 0, ["lora"]],
+    ]
 
 
 def test_inside_vllms_multi_connector(identities: Any) -> None:

@@ -200,6 +200,7 @@ def test_tenants_do_not_find_each_others_objects(first: Any, names: Any) -> None
     result = of(names, "tier_tenants")
     assert [result[f"{one}_cached"] for one in ("first", "others", "again")] == [0, 0, 1408]
     assert [result[f"{one}_refused"] for one in ("first", "others", "again")] == [0, 1, 0]
+    assert [result[f"{one}_explained"] for one in ("others", "again")] == [[-1, -1], [11, 0]]
     assert same(result["again"], first["plain"]["long"])
 
 

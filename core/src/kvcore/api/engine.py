@@ -85,6 +85,11 @@ class EngineIntegration(ABC):
     ways: ClassVar[tuple[str, ...]] = ()
     """Names of the ways in which the engine can use kvcore, the usual one first. Empty: `launch` is not offered."""
 
+    schemes: ClassVar[tuple[str, ...]] = ()
+    """Key schemes of its own, by which one block is an object: the block hashes of `key_source` are the names, and no
+    key generator is asked. They tell salts and adapters apart, whose requests share a namespace. By other schemes a
+    salt is a tenant, and an adapter another model."""
+
     def __init__(self, config: Any, context: Any) -> None:
         """`config` is the validated model of the plugin's own config; `context` is a `Context`."""
 

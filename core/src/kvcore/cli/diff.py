@@ -40,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found.model_dump(mode="json"))
     else:
-        lines(diff(found, prompts.Tokenizer(args.model).decode if args.model else None))
+        model = args.model or (prompts.served(args) if found.here else None)
+        lines(diff(found, prompts.Tokenizer(model).decode if model else None))
     return 0
 
 

@@ -10,6 +10,7 @@ from kvcore.cli.output import cut, paint, print_json, printable, table
 
 if TYPE_CHECKING:
     from kvcore.explain.models import Explanation
+    from kvcore.explain.tell import Decode
 
 LISTED = 20
 LEGEND = """\
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "without a request or a prompt, the latest requests are listed"
     parser.add_argument(
         "request", metavar="REQUEST", nargs="?",
-        help="a request's id as the engine's answer has it, or part of it; `last`: the latest",
+        help="a request's id as the engine's answer has it, or part of it, or a number of the list; `last`: the latest",
     )  # fmt: skip
     what = parser.add_argument_group("a prompt instead: what a lookup would find now")
     one = what.add_mutually_exclusive_group()
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.request is None:
         return _list(args, asked)
     if args.request == "last":
-        args.request = _last(asked)
+        asked, args.request = _last(asked)
     return _show(args, asked, asking.query("/explain", request=args.request))
 
 
@@ -83,7 +84,7 @@ def _show(args: argparse.Namespace, asked: list[Any], path: str, body: Any = Non
         )
         print_json(whole.model_dump(mode="json"))
         return 0
-    decode = prompts.Tokenizer(args.model).decode if args.model else None
+    decode = _decoder(args, [e for _, said in found for e in said.explanations])
     for n, (_, said) in enumerate(found):
         shown = said.explanations if args.all else said.explanations[:1]
         for m, one in enumerate(shown):
@@ -95,6 +96,14 @@ def _show(args: argparse.Namespace, asked: list[Any], path: str, body: Any = Non
         if said.more:
             lines([("note", f"{len(said.more)} more requests have ids like it: {', '.join(said.more[:5])}")])
     return 0
+
+
+def _decoder(args: argparse.Namespace, shown: "list[Explanation]") -> "Decode | None":
+    """What makes text of token ids, where some are shown."""
+    model = args.model
+    if model is None and any(one.nearest is not None and one.nearest.tokens is not None for one in shown):
+        model = prompts.served(args)
+    return prompts.Tokenizer(model).decode if model else None
 
 
 def _worth(said: "Explanation", request: str) -> tuple[bool, int, bool]:
@@ -148,11 +157,19 @@ def _row(r: dict[str, Any]) -> list[str]:
     answer = r["first"] if r["answer"] is None else r["answer"]
     ended = r["broke"] or ("shorter than a chunk" if not r["chunks"] else "-")
     counts = (r["tokens"], r["chunks"], r["first"], answer - r["first"])
-    return [str(r["at"])[11:19], cut(r["id"], MAX_ID) or "-", *map(str, counts), ended, r["cache"]]
+    return [str(r["at"])[11:19], cut(_name(r), MAX_ID), *map(str, counts), ended, r["cache"]]
 
 
-def _last(asked: list[Any]) -> str:
-    rows = [r for _, said in _recorded(asked, 50) for r in said if r["id"]]
+def _name(r: dict[str, Any]) -> str:
+    """As a request is asked for: its id, or the number of the lookup where the engine names none."""
+    return str(r["id"]) or f"no.{r['seq']}"
+
+
+def _last(asked: list[Any]) -> tuple[list[Any], str]:
+    """The latest, and whom to ask: numbers are each cache's own."""
+    found = _recorded(asked, 1)
+    rows = [(str(r["at"]), n, r) for n, (_, said) in enumerate(found) for r in said]
     if not rows:
         raise ConfigError("no request is on record yet")
-    return str(max(rows, key=lambda r: str(r["at"]))["id"])
+    _, n, latest = max(rows, key=lambda row: row[0])
+    return asked if latest["id"] else [found[n][0]], _name(latest)

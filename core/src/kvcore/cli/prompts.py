@@ -1,14 +1,15 @@
-"""Prompts as people give them: text, a file, token ids; and the tokenizer that makes tokens of them."""
+"""Prompts as people give them: text, a file, token ids; and which tokenizer makes tokens of them."""
 
 import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from kvcore.api.errors import ConfigError
+from kvcore.cli import asking
+from kvcore.cli.tokenizer import Tokenizer
+
+__all__ = ["Tokenizer", "add_tokenizer", "read", "served", "tokenizer", "tokens"]
 
 MAX_BYTES = 64 << 20
 
@@ -19,79 +20,35 @@ def add_tokenizer(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--model",
         metavar="DIR",
-        help="the model's folder, or the hub name of one in the hub's cache: its tokenizer, and which model is meant",
+        help="the model's folder, or the hub name of one in the hub's cache: its tokenizer, and which model is meant "
+        "(default: the one that is served)",
     )
     group.add_argument("--chat", action="store_true", help="the text is a user's message: the chat template is applied")
 
 
-class Tokenizer:
-    """That of a model: transformers' where it is installed, as engines use it, else what `tokenizer.json` says."""
-
-    def __init__(self, model: str) -> None:
-        self.model = os.path.basename(os.path.normpath(model)) if os.path.isdir(model) else model
-        """As engines name it."""
-        self._where = model
-        self._made: Any = None
-        self._plain: Any = None
-
-    def encode(self, text: str, chat: bool = False) -> list[int]:
-        """The token ids of a text. Raises `ConfigError` without a tokenizer."""
-        self._load()
-        if self._made is None:
-            if chat:
-                raise ConfigError("--chat needs transformers, which knows chat templates: pip install transformers")
-            return [int(i) for i in self._plain.encode(text).ids]
-        if chat:
-            messages = [{"role": "user", "content": text}]
-            shown = self._made.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            return [int(i) for i in self._made.encode(shown, add_special_tokens=False)]
-        return [int(i) for i in self._made.encode(text)]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens included."""
-        self._load()
-        if self._made is None:
-            return str(self._plain.decode(list(ids), skip_special_tokens=False))
-        return str(self._made.decode(list(ids), skip_special_tokens=False))
-
-    def _load(self) -> None:
-        if self._made is not None or self._plain is not None:
-            return
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-        try:
-            from transformers import AutoTokenizer
-        except ImportError:
-            self._load_plain()
-            return
-        try:
-            self._made = AutoTokenizer.from_pretrained(self._where, local_files_only=True)
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            if not os.path.isdir(self._where):
-                raise ConfigError(
-                    f"--model {self._where}: it is no folder, and the hub's cache of this machine and user has no "
-                    "tokenizer of that name: give the model's folder, as the engine was given it"
-                ) from error
-            text = str(error).strip().split("\n")[0]
-            raise ConfigError(f"--model {self._where}: it has no tokenizer that transformers reads: {text}") from error
-
-    def _load_plain(self) -> None:
-        file = Path(self._where) / "tokenizer.json"
-        try:
-            from tokenizers import Tokenizer as Plain
-        except ImportError:
-            raise ConfigError("no tokenizer is installed: pip install transformers, or tokenizers") from None
-        if not file.is_file():
-            raise ConfigError(f"--model {self._where}: there is no {file.name} in it; give the model's folder")
-        self._plain = Plain.from_file(str(file))
-
-
 def tokenizer(args: argparse.Namespace) -> Tokenizer:
-    """Of `--model`. Raises `ConfigError` when it is not given."""
-    if args.model is None:
+    """Of `--model`, or of the one model that is served. Raises `ConfigError` when there is none."""
+    model = args.model or served(args)
+    if model is None:
         raise ConfigError(
-            "--model is missing: the model's folder or hub name, whose tokenizer makes tokens of the text"
+            "--model is missing: the model's folder or hub name, whose tokenizer makes tokens of the text; it may be "
+            "left out where open caches serve one model alone, from a folder of this machine"
         )
-    return Tokenizer(args.model)
+    return Tokenizer(model)
+
+
+def served(args: argparse.Namespace) -> str | None:
+    """The folder of the one model that the chosen caches serve; None where there is none, or more than one."""
+    try:
+        found = asking.first_answers(asking.chosen(args), "/status", read=lambda said: dict(said["models"]))
+    except ConfigError:
+        return None
+    models = {name for _, said in found for name in said}
+    folders = {folder for _, said in found for folder in said.values() if folder}
+    if len(models) != 1 or len(folders) != 1:
+        return None
+    (folder,) = folders
+    return folder if os.path.isdir(folder) else None
 
 
 def read(word: str) -> str | list[int]:
@@ -118,8 +75,12 @@ def read(word: str) -> str | list[int]:
 
 def tokens(prompt: str | list[int], args: argparse.Namespace) -> list[int]:
     """The token ids of what `read` has read."""
-    if isinstance(prompt, list):
-        return prompt
-    if any("\ud800" <= c <= "\udfff" for c in prompt):
-        raise ConfigError("the prompt is no text in UTF-8")
-    return tokenizer(args).encode(prompt, args.chat)
+    from kvcore.explain.models import MAX_TOKENS, too_long
+
+    if isinstance(prompt, str):
+        if any("\ud800" <= c <= "\udfff" for c in prompt):
+            raise ConfigError("the prompt is no text in UTF-8")
+        prompt = tokenizer(args).encode(prompt, args.chat)
+    if len(prompt) > MAX_TOKENS:
+        raise ConfigError(too_long(len(prompt)))
+    return prompt

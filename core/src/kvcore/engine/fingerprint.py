@@ -17,6 +17,9 @@ _SAMPLES_PER_TENSOR = 3
 _SAMPLES_PER_FILE = 1024
 _MAX_HEADER_BYTES = 256 << 20
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+_MAX_FOLDERS = 1024
+_folders: dict[str, str] = {}
+"""Fingerprint -> the folder that had it, of all that this process has read."""
 
 
 def weights_fingerprint(path_or_name: str, revision: str | None = None) -> str:
@@ -40,7 +43,15 @@ def weights_fingerprint(path_or_name: str, revision: str | None = None) -> str:
         with file.open("rb") as stream:
             for offset in _offsets(stream, size, file.suffix):
                 digest.update(os.pread(stream.fileno(), _SAMPLE_BYTES, offset))
-    return digest.hexdigest()[:32]
+    found = digest.hexdigest()[:32]
+    if len(_folders) < _MAX_FOLDERS:
+        _folders[found] = os.path.abspath(config.parent)
+    return found
+
+
+def weights_folder(fingerprint: str) -> str:
+    """Where this process has last seen weights of this fingerprint; empty where it has not."""
+    return _folders.get(fingerprint, "")
 
 
 def _offsets(stream: BinaryIO, size: int, suffix: str) -> Iterator[int]:

@@ -212,11 +212,16 @@ def _parted(facts: Facts) -> Cause | None:
     name = _name(near.decision, decision)
     behind = (facts.chunk + 1) * size
     shared = near.common(size)
-    if facts.differs and shared > facts.chunk * size:
+    same = shared >= behind and near.chunks <= facts.chunk
+    if facts.differs and same:
         fields = specs.told(list(facts.differs))
-        text = f"was never stored for this request; {name} has the same tokens, but differs in {fields}"
+        begins = "has the same tokens" if near.tokens is not None else f"begins with the same {count(shared, 'token')}"
+        text = f"was never stored for this request; {name} {begins}, but differs in {fields}"
         return Cause("other_namespace", text, "give both the same, if KV may be shared", facts.differs)
-    if facts.differs or shared < facts.chunk * size or (near.tokens or 0) >= behind or near.chunks > facts.chunk:
+    if same:
+        text = f"is not the same as in any prompt before: {name} has the same tokens, but not the same media"
+        return Cause("differs", text, "nothing: images and the like are part of a prompt")
+    if facts.differs or shared < facts.chunk * size or near.chunks > facts.chunk:
         return None
     if near.tokens is None:
         ends = other.chunks <= facts.chunk
@@ -276,14 +281,14 @@ def _never(facts: Facts, after: Sequence[Event]) -> Cause:
     text = _new(facts) + f" (the record goes back {ago(decision.at - facts.since)})"
     if after:
         text += f"; it was stored {_later(after, decision)}"
-    if not decision.asked.id:
+    if not decision.seq:
         return Cause("never_stored", text)
-    if facts.nearest is not None and facts.nearest.decision.asked.id:
-        compare = f"`kvcore diff {decision.asked.id} {facts.nearest.decision.asked.id}`"
+    if facts.nearest is not None and (other := name_of(facts.nearest.decision)):
+        compare = f"`kvcore diff {name_of(decision)} {other}`"
     else:
         compare = COMPARE
     remedy = f"nothing, if the prompt is new; else {compare} names the first token that differs"
-    if decision.asked.ids is None:
+    if decision.asked.ids is None and decision.asked.tokens:
         remedy += f"; or {KEEP_TOKENS}: then explain names it"
     return Cause("never_stored", text, remedy)
 
@@ -307,7 +312,12 @@ def _later(after: Sequence[Event], decision: Decision) -> str:
 
 
 def _name(other: Decision, decision: Decision) -> str:
-    return f"request {other.asked.id}" if other.asked.id else f"a request {ago(decision.at - other.at)} before"
+    return f"request {name}" if (name := name_of(other)) else f"a request {ago(decision.at - other.at)} before"
+
+
+def name_of(decision: Decision) -> str:
+    """The engine's id of the request, or where it gave none the number of the lookup; empty for a prompt."""
+    return decision.asked.id or (f"no.{decision.seq}" if decision.seq else "")
 
 
 def when(seconds: float) -> datetime:

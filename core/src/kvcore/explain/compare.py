@@ -6,15 +6,18 @@ from typing import Any, NamedTuple
 from kvcore.api import ConfigError
 from kvcore.explain import specs
 from kvcore.explain.cache import Cache
-from kvcore.explain.causes import COMPARE, KEEP_TOKENS, count
-from kvcore.explain.explain import explain_request, prompt_decision
+from kvcore.explain.causes import COMPARE, KEEP_TOKENS, count, name_of
+from kvcore.explain.explain import on_record, prompt_decision
 from kvcore.explain.models import Comparison, DifferenceModel, DiffModel, Question, Side
 from kvcore.explain.nearest import parting, shared, shared_tokens
 from kvcore.observe.decisions import Decision
 
 
 class Two(NamedTuple):
-    """Two prompts as far as they are known. Args: ids: their tokens, or None."""
+    """Two prompts as far as they are known.
+
+    Args: ids: their tokens, or None. marked: tokens of the first chunk, where marks say that it is the same.
+    """
 
     names: tuple[str, str]
     tokens: tuple[int, int]
@@ -22,6 +25,7 @@ class Two(NamedTuple):
     chunk_tokens: int = 0
     chunks: int | None = None
     differences: Sequence[DifferenceModel] = ()
+    marked: int = 0
 
 
 def compare(engine: Any, asked: Comparison, name: str = "") -> DiffModel:
@@ -29,7 +33,7 @@ def compare(engine: Any, asked: Comparison, name: str = "") -> DiffModel:
     cache = Cache(engine, name)
     a, b = (_decision(cache, side, asked.model) for side in (asked.a, asked.b))
     found: list[DifferenceModel] = []
-    if a.namespace != b.namespace and a.asked.id and b.asked.id:
+    if a.namespace != b.namespace and a.seq and b.seq:
         known, tenants = cache.identities(), cache.named_tenants
         fields = [specs.fields(known[d.namespace], tenants) for d in (a, b) if d.namespace in known]
         if len(fields) == 2:
@@ -39,8 +43,8 @@ def compare(engine: Any, asked: Comparison, name: str = "") -> DiffModel:
     chunks = shared(a, b) if a.hashes and b.hashes else None
     return told(
         Two(
-            (a.asked.id, b.asked.id), (a.asked.tokens, b.asked.tokens), (a.asked.ids, b.asked.ids), a.chunk_tokens,
-            chunks, found,
+            (name_of(a), name_of(b)), (a.asked.tokens, b.asked.tokens), (a.asked.ids, b.asked.ids), a.chunk_tokens,
+            chunks, found, a.chunk_tokens if a.mark and a.mark == b.mark else 0,
         )
     )  # fmt: skip
 
@@ -50,8 +54,7 @@ def _decision(cache: Cache, side: Side, model: str) -> Decision:
         return prompt_decision(cache, Question(tokens=side.tokens, model=model))
     if not side.request:
         raise ConfigError("a side is empty: name a request on record, or give the tokens of a prompt")
-    found = explain_request(cache.engine, side.request, cache.name).explanations[0]
-    return next(d for d in cache.records() if d.asked.id == found.request)
+    return on_record(cache, side.request)[0][0]
 
 
 def told(two: Two) -> DiffModel:
@@ -77,7 +80,8 @@ def told(two: Two) -> DiffModel:
 def _sentence(two: Two, tokens: int | None, chunks: int | None) -> tuple[str, str]:
     size = two.chunk_tokens
     if two.differences:
-        what = f"the first {count(tokens, 'token')} {'is' if tokens == 1 else 'are'} the same, but " if tokens else ""
+        same = two.marked if tokens is None else tokens
+        what = f"the first {count(same, 'token')} {'is' if same == 1 else 'are'} the same, but " if same else ""
         return f"nothing: {what}their namespaces differ in {specs.told(list(two.differences))}", (
             "give both the same, if KV may be shared"
         )
@@ -87,6 +91,8 @@ def _sentence(two: Two, tokens: int | None, chunks: int | None) -> tuple[str, st
         return f"{count(chunks, 'chunk')} of {size} tokens; which token differs is not on record", (
             f"{COMPARE} names it; or {KEEP_TOKENS}: then this does"
         )
+    if not min(two.tokens):
+        return ("nothing: both are empty" if two.tokens == (0, 0) else "nothing: one of them is empty"), ""
     if not size:
         return (
             f"the first {count(tokens, 'token')}; how many chunks that is, a running cache says, or --chunk-tokens N",

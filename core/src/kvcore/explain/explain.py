@@ -1,18 +1,16 @@
 """An explanation of one request, or of a prompt that is looked for now."""
 
-import hashlib
 import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvcore.api import ConfigError, KVCoreError
+from kvcore.api import ConfigError
 from kvcore.engine.identity import Identity
 from kvcore.explain import specs
 from kvcore.explain.cache import Cache, Presence
-from kvcore.explain.causes import KEEP_TOKENS, Facts, ago, explain_break, when
+from kvcore.explain.causes import KEEP_TOKENS, Facts, ago, explain_break, name_of, when
 from kvcore.explain.elsewhere import elsewhere
-from kvcore.explain.keys import chunk_hashes
 from kvcore.explain.models import (
     BreakModel,
     DifferenceModel,
@@ -26,7 +24,8 @@ from kvcore.explain.models import (
     SavedModel,
 )
 from kvcore.explain.nearest import Nearest, nearest, parting, shifted
-from kvcore.observe.decisions import Asked, Decision, kept_word
+from kvcore.explain.prompt import Place, looked_for
+from kvcore.observe.decisions import Asked, Decision, kept_word, mark_of
 
 
 class NotOnRecord(ConfigError):
@@ -42,11 +41,19 @@ TOKENS_OFF = f"token ids are not on record: {KEEP_TOKENS}, would let this name t
 def explain_request(engine: Any, request: str, name: str = "") -> Explanations:
     """Explain the lookups of a request, the latest first: of the one with this id, or else of those whose id holds it.
 
-    Engines add to the ids that their users see. Raises `NotOnRecord` when there is none.
+    Engines add to the ids that their users see. A lookup without an id goes by its number, `no.12`. Raises
+    `NotOnRecord` when there is none.
     """
     cache = Cache(engine, name)
+    found, more = on_record(cache, request)
+    records = cache.records()
+    return Explanations(explanations=[_of(cache, d, records) for d in found[:MAX_LOOKUPS]], more=more)
+
+
+def on_record(cache: Cache, request: str) -> tuple[list[Decision], list[str]]:
+    """The lookups of a request, newest first, and the other ids that hold this one. Raises `NotOnRecord`."""
     request, records = kept_word(request), cache.records()
-    found = [d for d in records if d.asked.id == request]
+    found = [d for d in records if name_of(d) == request]
     more: list[str] = []
     if not found and request:
         ids = sorted(dict.fromkeys(d.asked.id for d in records if request in d.asked.id), key=_whole(request))
@@ -54,32 +61,33 @@ def explain_request(engine: Any, request: str, name: str = "") -> Explanations:
             found, more = [d for d in records if d.asked.id == ids[0]], ids[1 : MAX_MORE + 1]
     if not found:
         raise NotOnRecord(_nobody(cache, request, len(records)))
-    return Explanations(explanations=[_of(cache, d, records) for d in found[:MAX_LOOKUPS]], more=more)
+    return found, more
 
 
 def explain_prompt(engine: Any, question: Question, name: str = "") -> Explanations:
     """Explain what a lookup of this prompt would find now. Raises `ConfigError` for one that cannot be looked for."""
     cache = Cache(engine, name)
-    namespace, identity, hashes, notes = _looked_for(cache, question)
-    presence = cache.presence(namespace, identity, hashes)
-    decision = _imagined(question, namespace, identity, hashes)
+    place = looked_for(cache, question)
+    presence = cache.presence(place.namespace, place.identity, place.hashes)
+    decision = _imagined(question, place)
     decision.answer = presence.prefix if presence is not None else 0
-    decision.broke = "absent" if decision.answer < len(hashes) else ""
+    decision.broke = "absent" if decision.answer < len(place.hashes) else ""
+    if decision.broke and not decision.answer:
+        decision.mark = mark_of(question.tokens[: decision.chunk_tokens])
     if decision.broke and presence is not None and presence.silent:
         decision.broke, decision.blame = "tier_down", ",".join(presence.silent)
     explained = _of(cache, decision, cache.records(), presence)
-    return Explanations(explanations=[explained.model_copy(update={"notes": notes + explained.notes})], more=[])
+    return Explanations(explanations=[explained.model_copy(update={"notes": place.notes + explained.notes})], more=[])
 
 
 def prompt_decision(cache: Cache, question: Question) -> Decision:
     """The lookup that this prompt would be, not answered."""
-    namespace, identity, hashes, _ = _looked_for(cache, question)
-    return _imagined(question, namespace, identity, hashes)
+    return _imagined(question, looked_for(cache, question))
 
 
-def _imagined(question: Question, namespace: bytes, identity: Identity, hashes: Sequence[bytes]) -> Decision:
+def _imagined(question: Question, place: Place) -> Decision:
     asked = Asked("", len(question.tokens), question.tokens or None, question.adapter.partition("=")[0])
-    return Decision(asked, namespace, hashes, 0, identity.chunk_tokens, 0, time.time())
+    return Decision(asked, place.namespace, place.hashes, 0, place.identity.chunk_tokens, 0, time.time())
 
 
 def _whole(request: str) -> Callable[[str], bool]:
@@ -101,7 +109,7 @@ def _of(cache: Cache, decision: Decision, records: Sequence[Decision], presence:
         broke = _broke(cache, decision, answer, near, others, known)
     speed = cache.speed(identity)
     return Explanation(
-        request=decision.asked.id,
+        request=name_of(decision),
         at=when(decision.at),
         cache=cache.name,
         model=identity.spec.model if identity is not None else "",
@@ -121,7 +129,7 @@ def _of(cache: Cache, decision: Decision, records: Sequence[Decision], presence:
         broke=broke,
         nearest=_near(decision, near, known, cache),
         now=_now(decision, presence),
-        saved=SavedModel(tokens=decision.retrieved, seconds=decision.retrieved / speed if speed else None),
+        saved=_saved(decision, speed),
         stored=decision.stored,
         record=RecordModel(
             decisions_since=when(cache.since(records)) if cache.kept else None,
@@ -130,6 +138,12 @@ def _of(cache: Cache, decision: Decision, records: Sequence[Decision], presence:
         ),
         notes=_notes(decision, answer, identity, broke, cache),
     )
+
+
+def _saved(decision: Decision, speed: float | None) -> SavedModel:
+    read = decision.retrieved
+    known = read or decision.asked.id or not decision.seq  # loads of a store are told apart by ids alone
+    return SavedModel(tokens=read if known else None, seconds=read / speed if speed and known else None)
 
 
 def _other(one: Decision, decision: Decision) -> bool:
@@ -203,7 +217,7 @@ def _near(decision: Decision, near: Nearest | None, known: dict[bytes, Identity]
     if near.tokens is not None and decision.asked.ids is not None and other.asked.ids is not None:
         here, there, at = parting(decision.asked.ids, other.asked.ids, near.tokens)
     return NearestModel(
-        request=other.asked.id,
+        request=name_of(other),
         at=when(other.at),
         chunks=near.chunks,
         tokens=near.tokens,
@@ -225,7 +239,7 @@ def _notes(
     decision: Decision, answer: int, identity: Identity | None, broke: BreakModel | None, cache: Cache
 ) -> list[str]:
     notes = []
-    if decision.asked.id and decision.answer is None:
+    if decision.seq and decision.answer is None:
         notes.append("it has not been answered yet")
     if answer > decision.first and decision.asked.id and not decision.retrieved:
         notes.append(
@@ -233,99 +247,18 @@ def _notes(
         )
     if identity is None and cache.manager is not None and decision.namespace:
         notes.append("what its namespace stands for is not known any more")
-    if broke is not None and decision.asked.id and not cache.tokens and broke.reason in _NEED_TOKENS:
+    if (
+        broke is not None
+        and decision.seq
+        and decision.asked.tokens
+        and not cache.tokens
+        and broke.reason in _NEED_TOKENS
+    ):
         notes.append(TOKENS_OFF)
     return notes
 
 
-_NEED_TOKENS = ("differs", "unknown", "other_namespace")
-
-
-# -- a prompt ------------------------------------------------------------------------------------------------------
-
-
-Found = tuple[bytes, Identity, Sequence[bytes], list[str]]
-"""A namespace and what it stands for, the prompt's hashes there, and what else there is to say."""
-
-
-def _looked_for(cache: Cache, question: Question) -> Found:
-    """Where a prompt would be looked up."""
-    if cache.manager is None:
-        raise ConfigError("this cache is a server's: explain the prompt at the server")
-    known = cache.identities()
-    if question.hashes:
-        namespace = bytes.fromhex(question.namespace)
-        if namespace not in known:
-            raise ConfigError(f"no model has been registered under the namespace {question.namespace}")
-        return namespace, known[namespace], [bytes.fromhex(h) for h in question.hashes], []
-    notes: list[str] = []
-    models = sorted({i.spec.model for i in known.values()})
-    of_model = {n: i for n, i in known.items() if question.model in ("", i.spec.model)}
-    if not of_model and len(models) == 1:  # the engine has it by another name, such as another folder's
-        of_model = known
-        notes.append(f"the cache has one model, {models[0]!r}: taken for {question.model!r}")
-    if not of_model:
-        raise ConfigError(
-            f"no model {question.model!r} is registered with this cache: {', '.join(models) or 'none yet'}"
-        )
-    adapter = question.adapter.partition("=")[0]
-    fit = {n: i for n, i in of_model.items() if i.tenant in _tenants(question) and _adapter(i) == adapter}
-    if not fit:
-        raise ConfigError(_no_identity(cache, list(of_model.values()), question))
-    best: tuple[int, bytes, Sequence[bytes]] | None = None
-    for namespace, identity in reversed(fit.items()):  # of equals the latest
-        hashes = chunk_hashes(cache.manager, identity, question.tokens, question.salt, question.adapter)
-        count = cache.in_l1(namespace, identity, hashes).count(True)
-        if best is None or count > best[0]:
-            best = (count, namespace, hashes)
-    assert best is not None
-    if len(fit) > 1:
-        notes.append(
-            f"{len(fit)} engines have registered this model in ways that differ; this is the one with most of it"
-        )
-    for namespace, identity in of_model.items():
-        if namespace not in fit:
-            notes += _alternative(cache, namespace, identity, question, fit[best[1]])
-    return best[1], fit[best[1]], best[2], notes
-
-
-def _alternative(cache: Cache, namespace: bytes, identity: Identity, question: Question, here: Identity) -> list[str]:
-    """What another tenant has of the same tokens."""
-    assert cache.manager is not None
-    if _adapter(identity):  # the path of its weights, which vLLM's hashes cover, is not known here
-        return []
-    try:
-        hashes = chunk_hashes(cache.manager, identity, question.tokens, identity.tenant, "")
-    except KVCoreError:
-        return []
-    there = cache.in_l1(namespace, identity, hashes)
-    count = there.index(False) if False in there else len(there)
-    if not count:
-        return []
-    fields = specs.differences(specs.fields(here, cache.named_tenants), specs.fields(identity, cache.named_tenants))
-    return [f"the first {count} chunks of the same tokens are in l1 under another namespace: {specs.told(fields)}"]
-
-
-def _tenants(question: Question) -> tuple[str, ...]:
-    """What the tenant may be called: a salt that is not fit to be a name is hashed."""
-    if question.tenant:
-        return (question.tenant,)
-    return question.salt, hashlib.sha256(question.salt.encode(errors="surrogatepass")).hexdigest()
-
-
-def _adapter(identity: Identity) -> str:
-    return identity.spec.extra.get("lora", "").rpartition(":")[0]
-
-
-def _no_identity(cache: Cache, identities: Sequence[Identity], question: Question) -> str:
-    tenants = sorted({specs.tenant_shown(s.tenant, cache.named_tenants) or "none" for s in identities})
-    adapters = sorted({_adapter(s) or "none" for s in identities})
-    wanted = specs.tenant_shown(question.tenant or question.salt, cache.named_tenants)
-    return (
-        f"nobody has asked for this model as the tenant (or with the salt) {wanted or 'none'} and with the adapter "
-        f"{question.adapter or 'none'}, so nothing can be there; tenants: {', '.join(tenants)}; adapters: "
-        f"{', '.join(adapters)}"
-    )
+_NEED_TOKENS = ("differs", "unknown")
 
 
 def _nobody(cache: Cache, request: str, count: int) -> str:

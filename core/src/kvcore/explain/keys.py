@@ -10,17 +10,35 @@ from kvcore.engine.identity import Identity
 from kvcore.plugins import PluginSpec
 
 
+def _integration(manager: StorageManager, engine: str) -> EngineIntegration | None:
+    """That of an engine; None where no plugin for it is here."""
+    registry = manager.registry
+    if not any(info.name == engine for info in registry.available("engine")):
+        return None
+    found: EngineIntegration = registry.create("engine", PluginSpec(engine, {}, "engine"))
+    return found
+
+
+def keys_tell(manager: StorageManager, identity: Identity) -> bool:
+    """Do its keys alone tell salts and adapters apart, and its namespaces do not?"""
+    integration = _integration(manager, identity.spec.engine)
+    return integration is not None and identity.scheme in integration.schemes
+
+
 def chunk_hashes(
     manager: StorageManager, identity: Identity, tokens: Sequence[int], salt: str, adapter: str
 ) -> list[bytes]:
     """The hashes of all whole chunks. Raises `ConfigError` where nobody can tell."""
-    spec, registry = identity.spec, manager.registry
-    prompt = Prompt(tokens, spec.block_tokens, identity.chunk_tokens, spec.extra, adapter, salt)
+    spec = identity.spec
+    integration = _integration(manager, spec.engine)
     source = KeySource(identity.chunk_tokens, spec.block_tokens, tokens)
-    if any(info.name == spec.engine for info in registry.available("engine")):
-        integration: EngineIntegration = registry.create("engine", PluginSpec(spec.engine, {}, "engine"))
+    if integration is not None:
+        prompt = Prompt(tokens, spec.block_tokens, identity.chunk_tokens, spec.extra, adapter, salt)
         source = integration.key_source(prompt)
-    hashes = _generator(manager, identity.scheme).extend(source)
+    if integration is not None and identity.scheme in integration.schemes:
+        hashes = list(source.block_hashes)
+    else:
+        hashes = _generator(manager, identity.scheme).extend(source)
     if len(hashes) < len(tokens) // identity.chunk_tokens:
         raise ConfigError(
             f"how {spec.engine} names the chunks of a prompt is not known here (keys: {identity.scheme}): explain a "

@@ -4,7 +4,8 @@ tokens, chunks or objects as named; times are UTC."""
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
 
 MAX_TOKENS = 1 << 21
 """Of a prompt that is asked about."""
@@ -133,8 +134,9 @@ class NowModel(Model):
 class SavedModel(Model):
     """What the cache saved this request."""
 
-    tokens: int
-    """Tokens that the engine took from the cache instead of computing them."""
+    tokens: int | None
+    """Tokens that the engine took from the cache instead of computing them; None where it does not say for which of its
+    requests it takes them."""
     seconds: float | None
     """The time that the engine would have computed them in, by its measured speed; None while that is not known."""
 
@@ -154,7 +156,8 @@ class Explanation(Model):
     """Why a prompt was, or was not, found in the cache, and what that saved."""
 
     request: str
-    """The engine's id of the request; empty for a prompt that nobody has asked for."""
+    """The engine's id of the request, or the number of the lookup, such as `no.12`, where the engine names none;
+    empty for a prompt that nobody has asked for."""
     at: datetime
     """When it was looked up."""
     cache: str
@@ -194,10 +197,26 @@ class Explanations(Model):
     """Other requests on record whose ids match."""
 
 
+def _not_too_many(given: object) -> object:
+    if isinstance(given, list) and len(given) > MAX_TOKENS:
+        raise PydanticCustomError("prompt_too_long", "{why}", {"why": too_long(len(given))})
+    return given
+
+
+def too_long(tokens: int) -> str:
+    """What is said of a prompt that has so many."""
+    return f"the prompt has {tokens:,} tokens: of one with more than {MAX_TOKENS:,} nothing can be told"
+
+
+Tokens = Annotated[
+    list[Annotated[int, Field(ge=0, lt=1 << 32)]], Field(max_length=MAX_TOKENS), BeforeValidator(_not_too_many)
+]
+
+
 class Question(Model):
     """A prompt to explain, as token ids; or only its chunk hashes, for one namespace."""
 
-    tokens: list[Annotated[int, Field(ge=0, lt=1 << 32)]] = Field(default=[], max_length=MAX_TOKENS)
+    tokens: Tokens = []
     model: str = ""
     """Its name, as the engine has it; of a folder the last part. Empty: of any that the cache serves."""
     adapter: str = ""
@@ -221,7 +240,7 @@ class Side(Model):
     """One of two prompts: a request on record, or token ids."""
 
     request: str = ""
-    tokens: list[Annotated[int, Field(ge=0, lt=1 << 32)]] = Field(default=[], max_length=MAX_TOKENS)
+    tokens: Tokens = []
 
 
 class Comparison(Model):

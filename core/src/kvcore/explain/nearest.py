@@ -15,15 +15,17 @@ SKIPPED, NEEDLE = 4, 24
 
 class Nearest(NamedTuple):
     """Args: chunks, tokens: what both have in common from the first on; `tokens` is None where that is not on record,
-    and `chunks` are then of one namespace."""
+    and `chunks` are then of one namespace. marked: tokens of the first chunk, where the marks of both say that it is
+    the same, whatever the namespace."""
 
     decision: Decision
     chunks: int
     tokens: int | None
+    marked: int = 0
 
     def common(self, chunk_tokens: int) -> int:
         """Tokens that both are known to have in common."""
-        return self.tokens if self.tokens is not None else self.chunks * chunk_tokens
+        return self.tokens if self.tokens is not None else max(self.chunks * chunk_tokens, self.marked)
 
 
 def nearest(one: Decision, others: Iterable[Decision]) -> Nearest | None:
@@ -37,9 +39,10 @@ def nearest(one: Decision, others: Iterable[Decision]) -> Nearest | None:
         length = None
         if one.asked.ids is not None and other.asked.ids is not None:
             length = shared_tokens(one.asked.ids, other.asked.ids)
-        known = max(chunks * one.chunk_tokens, length or 0)
+        marked = one.chunk_tokens if one.mark and one.mark == other.mark else 0
+        known = max(chunks * one.chunk_tokens, length or 0, marked)
         if known and (known, same) > score:
-            score, best = (known, same), Nearest(other, chunks, length)
+            score, best = (known, same), Nearest(other, chunks, length, marked)
     return best
 
 

@@ -82,6 +82,8 @@ def _found(it: Explanation) -> str:
 def _saved(it: Explanation) -> str:
     if not it.request:
         return f"{it.found.chunks * it.chunk_tokens:,} tokens would not be computed"
+    if it.saved.tokens is None:
+        return "not known: the engine does not say for which request it loads"
     if not it.saved.tokens:
         return "nothing: " + (
             "the engine had it all itself"

@@ -1,12 +1,15 @@
 """The record of what requests were answered: the last of them, in memory, for whoever asks why.
 
 One entry per lookup, written as it happens; all else is worked out when somebody asks. No text of a prompt is kept, and
-its token ids only where the configuration says so (`inspect.tokens`).
+its token ids only where the configuration says so (`inspect.tokens`). Without them a request that found nothing leaves
+a mark of its first chunk: by it a prompt is known again that another salt or adapter keeps apart.
 """
 
 import hashlib
+import os
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -43,12 +46,22 @@ class Asked(NamedTuple):
 
 
 NOBODY = Asked()
+_MARK_KEY = os.urandom(32)
+"""Of this process alone, and written nowhere: without it nobody can try out which tokens have a mark."""
 _NONE: Mapping[str, int] = MappingProxyType({})
 
 
 def salt_word(salt: str) -> str:
     """What is kept of a salt: eight letters that tell two of them apart; nothing of none."""
     return hashlib.sha256(b"kvcore.salt\0" + salt.encode(errors="surrogatepass")).hexdigest()[:8] if salt else ""
+
+
+def mark_of(ids: Sequence[int]) -> bytes:
+    """What tells two beginnings of prompts apart, and says nothing else of them; empty for what are no token ids."""
+    try:
+        return hashlib.blake2b(array("q", ids), digest_size=16, key=_MARK_KEY).digest()
+    except (TypeError, ValueError, OverflowError):
+        return b""
 
 
 def kept_word(text: Any, most: int = MAX_WORD) -> str:
@@ -98,6 +111,8 @@ class Decision(msgspec.Struct, eq=False, gc=False):
             so). blame: the tiers that are the cause, joined by commas, where that is known.
         seconds: from the question to the answer.
         retrieved: tokens that were read. stored: objects that were published for this request since.
+        ids: the request's token ids until it is answered, where they are not kept. mark: of those of its first chunk,
+            where not even that was found.
     """
 
     asked: Asked
@@ -116,6 +131,8 @@ class Decision(msgspec.Struct, eq=False, gc=False):
     seconds: float = 0.0
     retrieved: int = 0
     stored: int = 0
+    ids: Sequence[int] | None = None
+    mark: bytes = b""
 
     def hash_of(self, chunk: int) -> bytes | None:
         """The hash of a chunk of the request; None where it is not on record."""
@@ -131,6 +148,10 @@ class Decision(msgspec.Struct, eq=False, gc=False):
         """The lookup has been answered, in so long."""
         self.sources, self.misses, self.broke, self.blame = lookup.sources, lookup.misses, lookup.broke, lookup.blame
         self.seconds, self.answer = seconds, self.begin + (lookup.answer or 0)
+        if self.ids is not None:
+            if not self.answer and self.hashes:
+                self.mark = mark_of(self.ids[: self.chunk_tokens])
+            self.ids = None
 
     def lost(self, reason: str) -> None:
         """What was found can no longer be had, before it was retrieved."""
@@ -172,16 +193,21 @@ class Decisions:
         of it later. None when nothing is kept. `hashes` are kept as they are: nobody may change them."""
         if not self.most:
             return None
+        marked = None
         if asked is None:
             asked = NOBODY
         else:
-            name, ids, adapter = kept_word(asked[0]), asked[2] if self.tokens else None, kept_word(asked[3])
+            name, ids, adapter = kept_word(asked[0]), asked[2], kept_word(asked[3])
+            if not self.tokens:
+                marked, ids = ids, None
             if name is not asked[0] or ids is not asked[2] or adapter is not asked[3]:
                 asked = Asked._make((name, asked[1], ids, adapter, asked[4], asked[5]))
         kept, latest = self._kept, self._latest
         with self._lock:
             self.last = seq = self.last + 1
-            decision = Decision(asked, namespace, hashes, begin + first, chunk_tokens, begin, time.time(), seq)
+            decision = Decision(
+                asked, namespace, hashes, begin + first, chunk_tokens, begin, time.time(), seq, ids=marked
+            )
             kept.append(decision)
             latest[asked[0]] = decision
             self._hashes = held = self._hashes + len(hashes)

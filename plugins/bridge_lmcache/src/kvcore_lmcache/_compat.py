@@ -1,8 +1,11 @@
 """Everything that depends on LMCache's version or its inner layout. Nothing here imports LMCache at module level."""
 
+import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
+
+from kvcore_lmcache.prompts import ALGORITHM
 
 TESTED = "0.5.6"
 """The LMCache version that the tests run under."""
@@ -25,6 +28,10 @@ NEEDED = (
 """What this package uses of LMCache, `module:name`. A test names each one that a version lacks."""
 
 
+_CHUNK_DIMENSIONS = (3, 4)
+"""Layers, tokens, width; or keys and values, layers, tokens, width."""
+
+
 class Layout(NamedTuple):
     """What an LMCache object consists of: tensors one behind the other.
 
@@ -40,6 +47,12 @@ class Layout(NamedTuple):
     sizes: tuple[int, ...]
     item_bytes: int
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of a chunk, or slots where a layer keeps fewer: the dimension before the last. 1 of what has none."""
+        shape = self.shapes[0]
+        return shape[-2] if len(shape) in _CHUNK_DIMENSIONS else 1
+
 
 def installed_lmcache() -> str | None:
     """The version of the installed LMCache, from metadata."""
@@ -47,6 +60,20 @@ def installed_lmcache() -> str | None:
         return version("lmcache")
     except PackageNotFoundError:
         return None
+
+
+def ranks_of(key: Any) -> int:
+    """How many ranks the engine has whose object this is."""
+    return int(key.kv_rank) >> 24 & 0xFF
+
+
+def hash_algorithm() -> str:
+    """By which the server in this process hashes tokens: it tells no adapter, so its command line is read."""
+    for word, value in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
+        flag, equals, given = word.partition("=")
+        if flag == "--hash-algorithm":
+            return given if equals else value
+    return ALGORITHM
 
 
 def layout_of(memory: Any) -> Layout:

@@ -11,7 +11,7 @@ from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from kvcore.engine import Asked, StoreSpace
 from kvcore.service import open_store
 from kvcore_lmcache import _compat
-from kvcore_lmcache._compat import Layout, bitmap, buffer_of, layout_from, layout_of, store_result
+from kvcore_lmcache._compat import Layout, bitmap, buffer_of, layout_from, layout_of, ranks_of, store_result
 from kvcore_lmcache.config import parse
 from kvcore_lmcache.keys import hash_of
 from kvcore_lmcache.lanes import Lane
@@ -46,7 +46,7 @@ class KVCoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is n
         super().__init__()
         options = parse(params)
         self._store = open_store(options.config, flags=options.set, name="lmcache")
-        self._spaces = Spaces(self._store, options.weights)
+        self._spaces = Spaces(self._store, options.weights, _compat.hash_algorithm())
         self._queue_size = options.queue_size
         self._lock = threading.Lock()
         self._waiting_bytes = 0
@@ -173,13 +173,17 @@ class KVCoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is n
                 self._add(batches, i, key, layout)
                 self._spaces.asks(key.model_name, key.object_group_id, layout)
             else:  # LMCache calls the layouts a hint: without it, those that were stored or loaded before
-                for _, space in self._spaces.all_of(key.model_name, key.object_group_id):
+                for _, space in self._spaces.all_of(key.model_name, key.object_group_id, ranks_of(key)):
                     batches.setdefault(space, []).append(i)
         found = [False] * len(keys)
         for space, places in batches.items():
-            answers = self._store.exists(space, [hash_of(keys[i]) for i in places], asked=Asked())
-            for i, yes in zip(places, answers, strict=True):
-                found[i] = found[i] or yes
+            rank = keys[places[0]].kv_rank
+            mine = [i for i in places if keys[i].kv_rank == rank]
+            # The chunks of one rank are a prompt, which is on record; those of the others are the same once more.
+            for row, asked in ((mine, Asked()), ([i for i in places if keys[i].kv_rank != rank], None)):
+                answers = self._store.exists(space, [hash_of(keys[i]) for i in row], asked=asked) if row else []
+                for i, yes in zip(row, answers, strict=True):
+                    found[i] = found[i] or yes
         hits = [key for key, yes in zip(keys, found, strict=True) if yes]
         if hits:
             self._tell(self._notify_keys_accessed, hits)
@@ -193,18 +197,18 @@ class KVCoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is n
 
     def _delete_now(self, keys: list[Any]) -> None:
         gone: dict[int, int] = {}
-        by_model: dict[tuple[str, int], list[int]] = {}
+        by_model: dict[tuple[str, int, int], list[int]] = {}
         for i, key in enumerate(keys):
-            by_model.setdefault((key.model_name, key.object_group_id), []).append(i)
-        for (model, group), places in by_model.items():
-            for layout, space in self._spaces.all_of(model, group):
+            by_model.setdefault((key.model_name, key.object_group_id, ranks_of(key)), []).append(i)
+        for kind, places in by_model.items():
+            for layout, space in self._spaces.all_of(*kind):
                 self._store.delete(space, [hash_of(keys[i]) for i in places])
                 gone.update(dict.fromkeys(places, sum(layout.sizes)))
         if gone:
             self._tell(self._notify_keys_deleted, [keys[i] for i in gone], list(gone.values()))
 
     def _add(self, batches: Batch, place: int, key: Any, layout: Layout) -> None:
-        space = self._spaces.of(key.model_name, key.object_group_id, layout)
+        space = self._spaces.of(key.model_name, key.object_group_id, ranks_of(key), layout)
         if space is not None:
             batches.setdefault(space, []).append(place)
 

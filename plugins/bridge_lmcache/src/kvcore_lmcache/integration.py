@@ -4,7 +4,17 @@ import json
 import sys
 from typing import Any, ClassVar
 
-from kvcore.api import ConfigError, EngineIntegration, Finding, Launch, LaunchRequest, PluginError
+from kvcore.api import (
+    ConfigError,
+    EngineIntegration,
+    Finding,
+    KeySource,
+    Launch,
+    LaunchRequest,
+    PluginError,
+    Prompt,
+)
+from kvcore_lmcache import prompts
 from kvcore_lmcache._compat import TESTED, installed_lmcache
 
 FLAG = "--l2-adapter"
@@ -18,6 +28,7 @@ class LMCacheIntegration(EngineIntegration):
     """Is LMCache here, and of the version known to work? Starts its server with the adapter."""
 
     ways: ClassVar[tuple[str, ...]] = ("l2",)
+    schemes: ClassVar[tuple[str, ...]] = (prompts.SCHEME,)
 
     def __init__(self, config: Any, context: Any) -> None:
         pass
@@ -40,6 +51,10 @@ class LMCacheIntegration(EngineIntegration):
     def usage(self) -> str:
         """The command line of LMCache's server with kvcore behind it."""
         return USAGE
+
+    def key_source(self, prompt: Prompt) -> KeySource:
+        """LMCache's names of a prompt's chunks."""
+        return prompts.key_source(prompt)
 
     def launch(self, request: LaunchRequest) -> Launch:
         """`lmcache server` with the adapter, unless the user has written one of kvcore's."""

@@ -18,27 +18,28 @@ MAX_SPACES = 1024
 class Spaces:
     """Registers a space when it is first asked for. Thread-safe; never raises."""
 
-    def __init__(self, store: Any, weights: str) -> None:
+    def __init__(self, store: Any, weights: str, algorithm: str) -> None:
         self._store = store
         self._weights = weights
+        self._algorithm = algorithm
         self._lock = threading.Lock()
-        self._spaces: dict[tuple[str, int], dict[Layout, StoreSpace | None]] = {}
+        self._spaces: dict[tuple[str, int, int], dict[Layout, StoreSpace | None]] = {}
         self._stored: dict[tuple[str, int], Layout] = {}
         self._warned = False
 
-    def of(self, model: str, group: int, layout: Layout) -> StoreSpace | None:
+    def of(self, model: str, group: int, ranks: int, layout: Layout) -> StoreSpace | None:
         """The space of objects of this layout; None when they cannot be cached."""
         with self._lock:
-            known = self._spaces.setdefault((model, group), {})
+            known = self._spaces.setdefault((model, group, ranks), {})
             if layout not in known:
                 full = sum(map(len, self._spaces.values())) >= MAX_SPACES
-                known[layout] = None if full else self._register(model, group, layout)
+                known[layout] = None if full else self._register(model, group, ranks, layout)
             return known[layout]
 
-    def all_of(self, model: str, group: int) -> list[tuple[Layout, StoreSpace]]:
+    def all_of(self, model: str, group: int, ranks: int) -> list[tuple[Layout, StoreSpace]]:
         """The spaces known so far of a model's objects, whatever their layout."""
         with self._lock:
-            known = self._spaces.get((model, group), {})
+            known = self._spaces.get((model, group, ranks), {})
             return [(layout, space) for layout, space in known.items() if space is not None]
 
     def stores(self, model: str, group: int, layout: Layout) -> None:
@@ -56,9 +57,10 @@ class Spaces:
                 layout.dtypes, layout.shapes, stored.dtypes, stored.shapes, model,
             )  # fmt: skip
 
-    def _register(self, model: str, group: int, layout: Layout) -> StoreSpace | None:
+    def _register(self, model: str, group: int, ranks: int, layout: Layout) -> StoreSpace | None:
         try:
-            space: StoreSpace = self._store.register(spec_of(model, group, layout, self._weights), keys=SCHEME)
+            spec = spec_of(model, group, layout, self._weights, ranks, self._algorithm)
+            space: StoreSpace = self._store.register(spec, keys=SCHEME)
         except KVCoreError as e:
             logger.warning("objects of model %s, group %d are not cached: %s", model, group, e)
             return None

@@ -17,10 +17,11 @@ from kvcore.service import open_store
 from kvcore_sglang import _compat
 from kvcore_sglang.faults import Guarded, guarded
 from kvcore_sglang.hits import Held, restorable
-from kvcore_sglang.identity import KEYS, Eras, pool_spec, running_model
+from kvcore_sglang.identity import Eras, pool_spec, running_model
 from kvcore_sglang.options import parse_options
 from kvcore_sglang.pages import Lent, pages_of, tensor_memory
 from kvcore_sglang.pools import LogicalPool, Pool, StoredPool
+from kvcore_sglang.prompts import KEYS
 from kvcore_sglang.stats import Exporter, Transfers
 
 logger = logging.getLogger("kvcore.sglang")

@@ -14,10 +14,6 @@ from kvcore.engine import GroupSpec, ModelSpec, weights_fingerprint
 from kvcore_sglang import _compat
 from kvcore_sglang.pages import Pages
 
-KEYS = "sglang-page/1"
-"""SGLang's page hashes: SHA-256 over the previous page's and the page's token ids as little-endian u32, from a seed of
-adapter and salt."""
-
 
 @dataclass(frozen=True, slots=True)
 class Model:

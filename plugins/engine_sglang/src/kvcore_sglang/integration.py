@@ -3,7 +3,8 @@
 import sys
 from typing import Any
 
-from kvcore.api import EngineIntegration, Finding, Launch, LaunchRequest, PluginError
+from kvcore.api import EngineIntegration, Finding, KeySource, Launch, LaunchRequest, PluginError, Prompt
+from kvcore_sglang import prompts
 from kvcore_sglang._compat import SERVER_MODULE, TESTED, installed_sglang, is_tested
 from kvcore_sglang.launch import with_kvcore
 
@@ -19,6 +20,7 @@ class SglangIntegration(EngineIntegration):
     """Is SGLang here, of a version known to work? How is it started?"""
 
     ways = ("hicache",)
+    schemes = (prompts.KEYS,)
 
     def __init__(self, config: Any, context: Any) -> None:
         pass
@@ -41,6 +43,10 @@ class SglangIntegration(EngineIntegration):
     def usage(self) -> str:
         """The command line that serves a model with kvcore."""
         return USAGE
+
+    def key_source(self, prompt: Prompt) -> KeySource:
+        """SGLang's page hashes of a prompt."""
+        return prompts.key_source(prompt)
 
     def launch(self, request: LaunchRequest) -> Launch:
         """SGLang's server with kvcore as the storage backend of its hierarchical cache."""

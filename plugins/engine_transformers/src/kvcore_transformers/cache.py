@@ -22,7 +22,8 @@ from kvcore.api import LayoutError, LeaseError
 from kvcore.engine import Asked, EngineLookup, ModelSpec, Space
 from kvcore.service import open_engine
 from kvcore_transformers import _compat, copies, identity
-from kvcore_transformers.calls import BLOCK_TOKENS, KEY_SCHEME, Call, Row, read, rows_of
+from kvcore_transformers.calls import Call, Row, read, rows_of
+from kvcore_transformers.keys import BLOCK_TOKENS, KEY_SCHEME
 
 logger = logging.getLogger("kvcore.transformers")
 

@@ -1,7 +1,5 @@
 """Which calls of `generate` can use the cache, and what they say of their rows."""
 
-import hashlib
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,12 +8,8 @@ import torch
 from kvcore.api import KeySource
 from kvcore.engine import Space
 from kvcore_transformers import _compat
+from kvcore_transformers.keys import BLOCK_TOKENS, block_hashes
 
-BLOCK_TOKENS = 16
-"""Tokens per block: what chunk sizes are multiples of. A block of 4 KiB or more per head is copied at full speed."""
-KEY_SCHEME = "transformers-sha256/1"
-"""Of the block hashes: a chain over token ids, each as a little-endian uint32."""
-_ROOT = hashlib.sha256(f"kvcore {KEY_SCHEME}".encode()).digest()
 _TENSORS = ("input_ids", "inputs", "attention_mask")
 
 
@@ -28,11 +22,7 @@ class Row(NamedTuple):
     def hashes(self, space: Space) -> list[bytes]:
         """The hashes of its full chunks."""
         blocks = len(self.tokens) // space.chunk_tokens * space.chunk_blocks
-        chain, parent = [], _ROOT
-        pack = struct.Struct(f"<{BLOCK_TOKENS}I").pack
-        for at in range(0, blocks * BLOCK_TOKENS, BLOCK_TOKENS):
-            parent = hashlib.sha256(parent + pack(*self.tokens[at : at + BLOCK_TOKENS])).digest()
-            chain.append(parent)
+        chain = block_hashes(self.tokens, blocks)
         return space.hashes(KeySource(space.chunk_tokens, BLOCK_TOKENS, tokens=self.tokens, block_hashes=chain))
 
 

@@ -9,7 +9,8 @@ import torch
 from kvcore.api import ArenaError
 from kvcore.engine import ArenaView, Engine, GroupSpec, Space, attach_arena
 from kvcore.transfer import Copy, PagedCache
-from kvcore_transformers.calls import BLOCK_TOKENS, Row
+from kvcore_transformers.calls import Row
+from kvcore_transformers.keys import BLOCK_TOKENS
 
 Layers = list[tuple[torch.Tensor, torch.Tensor] | None]
 """Keys and values of each layer, `[batch, heads, tokens, size]`; None for a layer without any."""

@@ -3,8 +3,9 @@
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from kvcore.api import EngineIntegration, Finding
+from kvcore.api import EngineIntegration, Finding, KeySource, Prompt
 from kvcore_transformers._compat import TESTED, is_tested
+from kvcore_transformers.keys import BLOCK_TOKENS, block_hashes
 
 USAGE = """\
 from kvcore_transformers import PrefixCache
@@ -37,3 +38,8 @@ class TransformersIntegration(EngineIntegration):
     def usage(self) -> str:
         """The three lines."""
         return USAGE
+
+    def key_source(self, prompt: Prompt) -> KeySource:
+        """With the block hashes of a row of these tokens."""
+        hashes = block_hashes(prompt.tokens, len(prompt.tokens) // BLOCK_TOKENS)
+        return KeySource(prompt.chunk_tokens, prompt.block_tokens, prompt.tokens, hashes)

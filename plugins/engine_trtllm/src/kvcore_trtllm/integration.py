@@ -3,9 +3,10 @@
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from kvcore.api import EngineIntegration, Finding
+from kvcore.api import EngineIntegration, Finding, KeySource, Prompt
 from kvcore_trtllm import INTERFACE_TESTED
 from kvcore_trtllm._compat import DISTRIBUTION, INTERFACE
+from kvcore_trtllm.keys import Chain
 
 USAGE = """\
 # interface-tested: it has not run in TensorRT-LLM
@@ -43,3 +44,8 @@ class TrtllmIntegration(EngineIntegration):
     def usage(self) -> str:
         """The configuration and the command line that serve a model with kvcore."""
         return USAGE
+
+    def key_source(self, prompt: Prompt) -> KeySource:
+        """With the connector's own block hashes, of a request without a salt."""
+        chain = Chain(prompt.block_tokens, "")
+        return KeySource(prompt.chunk_tokens, prompt.block_tokens, prompt.tokens, chain.extend(prompt.tokens))

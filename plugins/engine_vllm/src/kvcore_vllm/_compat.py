@@ -112,13 +112,12 @@ def token_ids(request: Any) -> Any:
     return getattr(request, "_all_token_ids", request.all_token_ids)
 
 
-def asked_of(request: Any, ids: bool) -> Asked:
-    """What the record says of a request, with its token `ids` or without. Its trace context is there where vLLM is
-    given one and traces."""
+def asked_of(request: Any) -> Asked:
+    """What the record is told of a request. Its trace context is there where vLLM is given one and traces."""
     adapter = request.lora_request.lora_name if request.lora_request is not None else ""
     salt = salt_word(request.cache_salt) if request.cache_salt else ""
-    tokens = request.prompt_token_ids if ids else None
-    return Asked(request.request_id, request.num_prompt_tokens, tokens, adapter, salt, request.trace_headers)
+    ids = request.prompt_token_ids
+    return Asked(request.request_id, request.num_prompt_tokens, ids, adapter, salt, request.trace_headers)
 
 
 def chunk_extras(request: Any, chunk_tokens: int, chunks: Iterable[int]) -> Mapping[int, bytes]:

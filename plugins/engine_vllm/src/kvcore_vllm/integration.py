@@ -20,6 +20,7 @@ class VllmIntegration(EngineIntegration):
     """Is vLLM here, of a version known to work, and does it find the connector? How is it started?"""
 
     ways = ("connector", "tier")
+    schemes = (prompts.TIER_KEYS,)
 
     def __init__(self, config: Any, context: Any) -> None:
         pass

@@ -10,12 +10,15 @@ from typing import Any
 from kvcore.api import ConfigError, KeySource, Prompt
 
 Hash = Callable[[Any], bytes]
+TIER_KEYS = "vllm-tier/1"
+"""The key scheme of a tier: vLLM's block hashes, of chunks of its offloading."""
 _FIXED_SEED = "vllm-none-hash"
 """What vLLM derives the first block's parent from, where PYTHONHASHSEED is not set and the hash is cryptographic."""
 
 
 def key_source(prompt: Prompt) -> KeySource:
-    """What the connector would give the key generator for this prompt. Raises `ConfigError` where nobody can tell."""
+    """What the connector would give the key generator for this prompt, or with `TIER_KEYS` what vLLM would ask a tier
+    for. Raises `ConfigError` where nobody can tell."""
     first, every = _extra_keys(prompt)
     chunks = range(len(prompt.tokens) // prompt.chunk_tokens)
     keys = {i: (*every, *first) if i == 0 else every for i in chunks}
@@ -41,14 +44,15 @@ def _extra_keys(prompt: Prompt) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 def _block_hashes(prompt: Prompt, first: tuple[Any, ...], every: tuple[Any, ...]) -> list[bytes]:
     algorithm = prompt.extra.get("hash", "sha256")
-    function, size = _function(algorithm), prompt.block_tokens
+    function, size = _function(algorithm), int(prompt.extra.get("tokens_per_hash", prompt.block_tokens))
     parent = _root(algorithm, function)
     hashes = []
     for begin in range(0, len(prompt.tokens) - size + 1, size):
         extra = (*every, *first) if begin == 0 else every
         parent = function((parent, tuple(prompt.tokens[begin : begin + size]), extra or None))
         hashes.append(parent)
-    return hashes
+    each = prompt.block_tokens // size
+    return hashes[each - 1 :: each]
 
 
 def _root(algorithm: str, function: Hash) -> bytes:

@@ -451,7 +451,7 @@ class SchedulerHalf(Guarded):
 
     def _asked(self, state: RequestState) -> Asked:
         if state.asked is None:
-            state.asked = _compat.asked_of(state.request, self.engine.decisions.tokens)
+            state.asked = _compat.asked_of(state.request)
         return state.asked
 
     def _end(self, request: Any, tokens: int) -> int:

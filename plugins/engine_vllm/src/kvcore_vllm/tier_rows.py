@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from kvcore.engine import Asked, ModelSpec, ObjectStore, StoreSpace
+from kvcore_vllm.prompts import TIER_KEYS
 from kvcore_vllm.spaces import MAX_SPACES
-from kvcore_vllm.tier_spec import KEYS
 
 Key = bytes
 """vLLM's `OffloadKey`: a block hash and, in the last four bytes, the KV cache group."""
@@ -100,7 +100,7 @@ class RowStore:
         with self._lock:
             space = self._spaces.pop(tenant, None)
             if space is None:
-                space = self._store.register(self._spec, KEYS, tenant)
+                space = self._store.register(self._spec, TIER_KEYS, tenant)
             self._spaces[tenant] = space  # the last is the most recently used
             if len(self._spaces) > MAX_SPACES:
                 del self._spaces[next(iter(self._spaces))]

@@ -13,9 +13,6 @@ from kvcore.api import LayoutError
 from kvcore.engine import GroupSpec, ModelSpec, weights_fingerprint
 from kvcore_vllm import _compat, model_spec
 
-KEYS = "vllm-tier/1"
-"""The key scheme: vLLM's block hashes, of chunks of its offloading."""
-
 
 def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
     """Raise `LayoutError`, one sentence, for a model or a way of running it whose KV cannot be kept safely."""

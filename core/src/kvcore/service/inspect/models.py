@@ -130,6 +130,8 @@ class StatusModel(Model):
     """Of a client, whether its server is there."""
     started: datetime
     uptime_s: float
+    models: dict[str, str]
+    """Model -> the folder of its weights; empty where another process has read them, such as the engine of a server."""
     l1: L1Model | None
     """None where there is none: a client's is its server's."""
     tiers: list[TierModel]
@@ -150,6 +152,8 @@ class RequestsQuery(Model):
     """Most requests of the answer."""
     hashes: bool = False
     """With the hashes of their chunks."""
+    follow: bool = False
+    """Whoever asks records, and will ask again: a cache that closes waits for that, for a second and a half at most."""
 
 
 class RequestModel(Model):

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from kvcore.engine import Engine, ObjectStore
+from kvcore.engine import Engine, ModelSpec, ObjectStore
+from kvcore.engine.fingerprint import weights_folder
 from kvcore.engine.identity import Identities
 from kvcore.observe import Decisions
 
@@ -46,6 +47,8 @@ class Subject:
     began: float = field(default_factory=time.monotonic)
     kept: dict[str, Any] = field(default_factory=dict)
     """What views keep between two questions."""
+    read_at: float = float("-inf")
+    """When somebody who records it has last read all requests, by the monotonic clock."""
 
     @property
     def kind(self) -> Kind:
@@ -91,13 +94,23 @@ class Subject:
         return {n: (i.spec.model, i.tenant) for n, i in known.all().items()} if known is not None else {}
 
     @property
+    def specs(self) -> dict[bytes, ModelSpec]:
+        """Namespace -> the model as its engine describes it."""
+        if self.manager is None:
+            return {s.namespace: s.spec for c in self.clients for s in c.spaces() if s.namespace}
+        known: Identities | None = getattr(self.cache, "identities", None)
+        return {n: i.spec for n, i in known.all().items()} if known is not None else {}
+
+    @property
+    def models(self) -> dict[str, str]:
+        """Model -> the folder of its weights; empty where this process has not read them."""
+        specs = self.specs.values()
+        return {spec.model: weights_folder(spec.weights) for spec in specs if not spec.extra.get("lora")}
+
+    @property
     def token_bytes(self) -> dict[bytes, int]:
         """Namespace -> KV of a token in bytes, in all groups and ranks."""
-        if self.manager is None:
-            specs = {s.namespace: s.spec for c in self.clients for s in c.spaces() if s.namespace}
-        else:
-            known: Identities | None = getattr(self.cache, "identities", None)
-            specs = {n: i.spec for n, i in known.all().items()} if known is not None else {}
+        specs = self.specs
         block = {n: sum(sum(g.block_bytes) for g in spec.groups) * spec.ranks for n, spec in specs.items()}
         return {n: -(-block[n] // spec.block_tokens) for n, spec in specs.items()}
 

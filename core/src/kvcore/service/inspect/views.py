@@ -44,6 +44,7 @@ def status(subject: Subject, _: Any = None) -> m.StatusModel:
         connected=all(c.wait_ready(0) for c in clients) if manager is None else None,
         started=m.when(subject.began),
         uptime_s=round(time.monotonic() - subject.began, 3),
+        models=subject.models,
         l1=l1,
         tiers=shown.all() if shown is not None else [],
         sessions=[m.SessionModel.model_validate(s) for s in subject.sessions()],
@@ -57,6 +58,8 @@ def requests(subject: Subject, query: m.RequestsQuery) -> m.RequestsModel:
     since = max(0, decisions.last - query.limit) if query.since is None else query.since
     found = decisions.since(since, query.limit)
     oldest = decisions.since(0, 1)
+    if query.follow and len(found) < query.limit:  # it has all of them
+        subject.read_at = time.monotonic()
     return m.RequestsModel(
         requests=[request(d, spaces, sizes, hashes=query.hashes) for d in found],
         next=found[-1].seq if found else since,

@@ -19,6 +19,7 @@ export function show({ recent, explained }, [id], again) {
 
 /** Chunks from the front that the engine or the cache had; while it is being asked, none are known of. */
 const there = (r) => r.answer ?? r.first;
+const named = (r) => r.id || `no.${r.seq}`;
 const address = (id) => `#/requests/${encodeURIComponent(id)}`;
 
 function question(id = "", again) {
@@ -36,7 +37,7 @@ function question(id = "", again) {
 
 function listing({ requests, newest, oldest }) {
   const rows = [...requests].reverse().map((r) => [
-    r.id ? h("a", { href: address(r.id), class: "mono", title: r.id, text: brief(r.id, 26) }) : h("span", { class: "muted", text: "(no id)" }),
+    h("a", { href: address(named(r)), class: "mono", title: named(r), text: brief(named(r), 26) }),
     clock(r.at),
     h("div", { class: "once" }, r.model || r.namespace.slice(0, 8), h("div", { class: "small muted", text: [r.tenant, r.adapter].filter(Boolean).join(" · ") })),
     count(r.tokens || r.chunks * r.chunk_tokens),
@@ -95,7 +96,7 @@ function facts(e) {
     ["Prompt", `${e.tokens ? `${plural(e.tokens, "token")}, ` : ""}${plural(e.chunks, "whole chunk")} of ${count(e.chunk_tokens)} tokens`],
     ["Found in", places(e.found.places)],
     ["Missing", places(e.found.misses)],
-    ["Saved", `${plural(e.saved.tokens, "token")} not computed${e.saved.seconds === null ? "" : `, ${duration(e.saved.seconds)} estimated`}`],
+    ["Saved", e.saved.tokens === null ? "not known: the engine does not say for which request it loads" : `${plural(e.saved.tokens, "token")} not computed${e.saved.seconds === null ? "" : `, ${duration(e.saved.seconds)} estimated`}`],
     ["Stored", plural(e.stored, "object")],
     e.now && ["Asked now", `${plural(e.now.chunks, "chunk")} (${places(e.now.places)})${Object.entries(e.now.silent).map(([t, why]) => `; ${t} does not say: ${why}`).join("")}`],
   ];

@@ -78,15 +78,20 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def arguments() -> argparse.ArgumentParser:
+    """The options of this script."""
+    parser = argparse.ArgumentParser(description="kvcore bench engine on a CPU.")
+    parser.add_argument("--model", required=True, type=Path)
+    parser.add_argument("--out", default=Path("build/engines"), type=Path)
+    parser.add_argument("--only", nargs="*", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--repeat", default=1, type=int)
+    parser.add_argument("--lmcache", help="LMCache's command, and more words of its server")
+    parser.add_argument("--lmcache-path", type=Path, help="a folder with the lmcache package, for the engine")
+    return parser
+
+
 def main() -> None:
-    arguments = argparse.ArgumentParser(description="kvcore bench engine on a CPU.")
-    arguments.add_argument("--model", required=True, type=Path)
-    arguments.add_argument("--out", default=Path("build/engines"), type=Path)
-    arguments.add_argument("--only", nargs="*", choices=WORKLOADS, default=list(WORKLOADS))
-    arguments.add_argument("--repeat", default=1, type=int)
-    arguments.add_argument("--lmcache", help="LMCache's command, and more words of its server")
-    arguments.add_argument("--lmcache-path", type=Path, help="a folder with the lmcache package, for the engine")
-    options = arguments.parse_args()
+    options = arguments().parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     paths = [HERE, *([options.lmcache_path] if options.lmcache_path else [])]
     env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(map(str, paths))}

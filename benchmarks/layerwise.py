@@ -62,6 +62,7 @@ class Engine:
         extra = {"kvcore.l1.size": "2GiB", "kvcore.l2": [], "kvcore.layerwise": "on"}
         transfer = {"kv_connector": "KVCoreConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
         self._llm = LLM(model, dtype="bfloat16", max_model_len=8192, enforce_eager=True, kv_transfer_config=transfer)
+        self._vocabulary = self._llm.model_config.get_vocab_size()
         self._random = random.Random(1)
         self.ask(self.tokens(300))
 
@@ -72,7 +73,7 @@ class Engine:
 
     def tokens(self, count: int) -> list[int]:
         """A new text."""
-        return [self._random.randrange(3, 40_000) for _ in range(count)]
+        return [self._random.randrange(3, self._vocabulary) for _ in range(count)]
 
     def forget(self) -> None:
         """Empty vLLM's own prefix cache."""

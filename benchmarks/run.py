@@ -1,8 +1,8 @@
 """Runs `kvcore bench` beside the peer and writes the tables of `docs/performance.md`.
 
-    python benchmarks/run.py --peer PEER/bin/python [--runs 3] [--quick] [--only GROUP] [--path DIR]
+    python benchmarks/run.py --peer PEER/bin/python [--runs 3] [--quick] [--only GROUP] [--path DIR] [--out DIR]
 
-Writes `benchmarks/results/NAME.json` (all runs) and `benchmarks/results/table.md`. With several runs a number is the
+Writes `NAME.json` (all runs) and `table.md` to `benchmarks/results`. With several runs a number is the
 best of them and a ratio is their median. Run it on an idle machine.
 """
 
@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", action="append", default=[], metavar="GROUP")
     parser.add_argument("--path", metavar="DIR", help="where disk rows write")
+    parser.add_argument("--out", type=Path, default=HERE / "results", metavar="DIR", help="where the files go")
     args = parser.parse_args()
     options = ["--peer-scripts", str(HERE / "peer")] if args.peer else []
     for flag, values in (("--peer", [args.peer]), ("--path", [args.path]), ("--only", args.only)):
@@ -37,11 +38,10 @@ def main() -> None:
             options += [flag, value]
     options += ["--quick"] if args.quick else []
     runs = [bench(options) for _ in range(args.runs)]
-    results = HERE / "results"
-    results.mkdir(exist_ok=True)
-    (results / f"{args.name}.json").write_text(json.dumps(runs, indent=1) + "\n")
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / f"{args.name}.json").write_text(json.dumps(runs, indent=1) + "\n")
     text = markdown(runs, args.runs)
-    (results / "table.md").write_text(text)
+    (args.out / "table.md").write_text(text)
     print(text)
 
 

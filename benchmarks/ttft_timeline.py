@@ -270,7 +270,10 @@ def main() -> None:
     tiers = {"disk": (out / "plain", "[]"), "disk, zstd": (out / "zstd", "[zstd]")}
 
     def asked(times: int, *names: str) -> list[Request]:
-        lines = [f"  - storage: {{plugin: disk, path: {tiers[n][0]}}}\n    serde: {tiers[n][1]}\n" for n in names]
+        lines = [
+            f"  - storage: {{plugin: disk, path: {tiers[n][0]}}}\n    serde: {tiers[n][1]}\n    read: always\n"
+            for n in names
+        ]
         config = out / "kvcore.yaml"
         config.write_text("l1: {size: 2GiB}\nl2:\n" + "".join(lines))
         job["transfer"] = {

@@ -102,10 +102,14 @@ class Warm:
                 env={**environment, SOCKET: self.address},
             )
 
-    def run(self, call: str, *arguments: Any, timeout_s: float, **more: Any) -> int:
-        """Have a process forked, and wait for its end: see `Forked`. One that takes longer is killed."""
+    def start(self, call: str, *arguments: Any, **more: Any) -> Forked:
+        """Have a process forked: see `Forked`."""
         self._ready()
-        process = Forked(self.address, call, *arguments, **more)
+        return Forked(self.address, call, *arguments, **more)
+
+    def run(self, call: str, *arguments: Any, timeout_s: float, **more: Any) -> int:
+        """The same, and wait for its end. One that takes longer is killed."""
+        process = self.start(call, *arguments, **more)
         try:
             return process.wait(timeout_s)
         except BaseException:

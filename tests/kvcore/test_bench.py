@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,9 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from docs_blocks import lines
 from kvcore.cli import main
 from kvcore.cli.bench import measure, transfer
 from kvcore.cli.bench.command import GROUPS
@@ -51,14 +54,40 @@ def test_every_promised_group_exists() -> None:
     assert set(PROMISED) == set(GROUPS)
 
 
-@pytest.mark.parametrize("group", sorted(PROMISED))
-def test_json_of_each_group(group: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--quick", "--json", "--only", group, "--path", str(tmp_path)]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert set(result) == {"machine", "rows"}
-    assert result["machine"]["cores"] >= 1
-    rows = {row["name"]: row for row in result["rows"]}
-    assert rows.keys() >= PROMISED[group]
+def words(page: str, start: str) -> list[str]:
+    """Those of a page's line that begins so, without `kvcore`; as short as it can be."""
+    (line,) = (line for line in lines(page, start) if "--peer" not in line)
+    return [*shlex.split(line, comments=True)[1:], "--quick"]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """All groups, by the lines of benchmarks/README.md and docs/performance.md: what is not the server's by the first,
+    the server's by the other. `kvcore bench --quick` is both."""
+    folder = tmp_path_factory.mktemp("nvme")
+    first = words("benchmarks/README.md", "kvcore bench --json")
+    first[first.index("/mnt/nvme")] = str(folder)
+    for group in GROUPS:
+        first += ["--only", group] if group != "server" else []
+    server = [*words("docs/performance.md", "kvcore bench --only server"), "--json"]
+    found = {}
+    for command in (first, server):
+        done = subprocess.run(
+            [sys.executable, "-m", "kvcore", *command], capture_output=True, text=True, timeout=800, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout)
+        assert set(result) == {"machine", "rows"}
+        assert result["machine"]["cores"] >= 1
+        found |= {row["name"]: row for row in result["rows"]}
+    assert not list(folder.iterdir()), "what was written is removed"
+    return found
+
+
+@pytest.mark.timeout(1700)
+def test_json_of_each_group(rows: dict[str, dict[str, Any]]) -> None:
+    for group, promised in PROMISED.items():
+        assert rows.keys() >= promised, group
     for row in rows.values():
         assert set(row) - {"note"} == FIELDS
         assert row["peer"] is None
@@ -69,12 +98,12 @@ def test_json_of_each_group(group: str, tmp_path: Path, capsys: pytest.CaptureFi
         else:
             assert row["value"] > 0 or (row["name"], row["value"]) == ("server.idle_cpu", 0)
         assert (row["limit"] is None) == (row["ratio_to_limit"] is None)
-    assert not list(tmp_path.iterdir()), "what was written is removed"
 
 
 def test_table_shows_budgets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--quick", "--only", "l1", "--path", str(tmp_path)]) == 0
+    assert main([*words("benchmarks/README.md", "kvcore bench --only l1"), "--path", str(tmp_path)]) == 0
     out = capsys.readouterr().out
+    assert any(line.startswith("keys.") for line in out.splitlines())
     line = next(line for line in out.splitlines() if line.startswith("l1.alloc_free "))
     assert "<= 0.2" in line
     assert line.rstrip().endswith(("ok", "missed"))

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from store_samples import clean_env, contents, fill, kvcore
 
+import docs_blocks
 from kvcore.api import PluginError
 from kvcore.builtin.memory import MemoryStorage
 from kvcore.cli import main
@@ -91,7 +92,9 @@ def test_rows_of_every_tier_size_and_chain(bench: Callable[..., Answer]) -> None
 
 
 def test_as_a_command_with_a_table() -> None:
-    done = kvcore("bench", "--quick", "l2", "--config", "kvcore.yaml", "--sizes", "64KiB", cwd=Path.cwd())
+    """The line of docs/operations.md, for one size."""
+    (line,) = docs_blocks.lines("docs/operations.md", "kvcore bench l2")
+    done = kvcore(*line.split()[1:], "--config", "kvcore.yaml", "--sizes", "64KiB", cwd=Path.cwd())
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["TIER", "SIZE", "SERDE", "OPERATION", "VALUE", "P50", "P99", "LIMIT", "/LIMIT"] in lines

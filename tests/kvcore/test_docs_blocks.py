@@ -1,29 +1,26 @@
 """Every block of every page is run by a test, checked here, or named with its reason in docs_blocks.yaml."""
 
-import ast
 import json
 import re
-from functools import cache
 from pathlib import Path
-from typing import Any
 
-import docs_blocks
 import pytest
 import yaml
-from docs_blocks import ROOT, Block, Unreadable, blocks, commands, pages, spans
+from docs_named import there
 
-from kvcore.cli.app import COMMANDS, _cut, _parser
+import docs_blocks
+from docs_blocks import LANGUAGES, ROOT, Block, Unreadable, blocks, commands, pages, spans
+from kvcore.cli.app import COMMANDS, _parser
 from kvcore.config import load_config
 from kvcore.plugins import Registry
 
 TESTS = ROOT / "tests"
 LIST = yaml.safe_load((Path(__file__).parent / "docs_blocks.yaml").read_text())
 TESTED: dict[str, dict[str, str]] = LIST["tested"]
+EVERYWHERE: dict[str, str] = LIST["everywhere"]
 CHECKED: dict[str, str] = LIST["checked"]
 SHOWN: dict[str, dict[str, str]] = LIST["shown"]
 PAGES = pages()
-COMMANDS_IN = ("", "console", "sh", "bash")
-"""Languages of blocks that hold commands."""
 
 
 def fits(block: Block, rows: dict[str, str]) -> list[str]:
@@ -32,24 +29,31 @@ def fits(block: Block, rows: dict[str, str]) -> list[str]:
 
 
 def reasons(words: list[str]) -> list[str]:
-    """The keys of CHECKED that mean a command."""
+    """The keys of EVERYWHERE and CHECKED that mean a command."""
     text = " ".join([{"python3": "python"}.get(Path(words[0]).name, Path(words[0]).name), *words[1:]])
-    return [key for key in CHECKED if text == key or text.startswith((f"{key} ", f"{key}/"))]
+    return [key for key in (*EVERYWHERE, *CHECKED) if text == key or text.startswith((f"{key} ", f"{key}/"))]
+
+
+def in_list(text: str, page: str) -> list[str]:
+    """The keys of TESTED that mean a command of a page."""
+    return [key for key in TESTED.get(page, {}) if text.startswith(key)]
 
 
 def why(block: Block) -> str:
     """What is wrong with how a block is treated, "" when nothing is."""
-    if fits(block, TESTED.get(block.page, {})) or fits(block, SHOWN.get(block.page, {})):
+    if f"<{block.language}>" in TESTED.get(block.page, {}) or fits(block, SHOWN.get(block.page, {})):
         return ""
     if block.language in ("yaml", "json"):
         return ""  # by the tests below
     advice = "run it in a test and say so in tests/kvcore/docs_blocks.yaml, or say there why not"
-    if block.language not in COMMANDS_IN:
-        return f"{block}: nobody tests this {block.language}: {advice}"
+    if block.language not in LANGUAGES:
+        known = fits(block, TESTED.get(block.page, {}))
+        return "" if known else f"{block}: nobody tests this {block.language}: {advice}"
     try:
-        unknown = [" ".join(words) for words in commands(block) if not reasons(words)]
-    except Unreadable as error:
-        return f"{error}: {advice}"
+        found = {" ".join(words): words for words in commands(block)}
+    except Unreadable as error:  # a session with what it prints
+        return "" if fits(block, TESTED.get(block.page, {})) else f"{error}: {advice}"
+    unknown = [text for text, words in found.items() if not reasons(words) and not in_list(text, block.page)]
     return f"{block}: nobody tests `{unknown[0]}`: {advice}" if unknown else ""
 
 
@@ -76,26 +80,40 @@ def test_every_line_of_the_list_means_something() -> None:
     every = {page: blocks(page) for page in PAGES}
     for rows in (TESTED, SHOWN):
         for page, keys in rows.items():
-            left = set(keys) - {key for block in every[page] for key in fits(block, keys)}
+            left = set(keys) - {key for block in every[page] for key in (*fits(block, keys), *meant(block))}
             assert not left, f"docs_blocks.yaml: {page} has no block that begins with {left}"
-    used = set()
-    for found in every.values():
-        for block in found:
-            try:
-                used |= {key for words in commands(block) for key in reasons(words)}
-            except Unreadable:
-                continue
-    assert set(CHECKED) - used == set(), "docs_blocks.yaml: no page has these commands"
+    used = {key for found in every.values() for block in found for key in meant(block)}
+    assert {*EVERYWHERE, *CHECKED} - used == set(), "docs_blocks.yaml: no page has these commands"
+
+
+def meant(block: Block) -> set[str]:
+    """The keys of all lists that mean a command of a block."""
+    try:
+        found = commands(block) if block.language in LANGUAGES else []
+    except Unreadable:
+        return set()
+    return {key for words in found for key in (*reasons(words), *in_list(" ".join(words), block.page))}
 
 
 @pytest.mark.parametrize("page", TESTED)
 def test_the_tests_that_are_named_read_the_page(page: str) -> None:
     name = Path(page).parent.name if Path(page).name == "README.md" and Path(page).parent.name else Path(page).name
     for named in TESTED[page].values():
-        file, _, test = named.partition("::")
-        text = (TESTS / file).read_text()
-        assert not test or f"def {test}(" in text, f"{file} has no {test}"
-        assert name in text or page in text, f"{file} does not read {page}"
+        text = source(named)
+        assert name in text or page in text, f"{named} does not read {page}"
+
+
+@pytest.mark.parametrize("named", sorted(set(EVERYWHERE.values())))
+def test_those_for_all_pages_read_all_pages(named: str) -> None:
+    assert "pages()" in source(named)
+
+
+def source(named: str) -> str:
+    """The text of a file of tests, in which the test that is named, if one is, stands."""
+    file, _, test = named.partition("::")
+    text = (TESTS / file).read_text()
+    assert not test or f"def {test}(" in text, f"{file} has no {test}"
+    return text
 
 
 # -- what is checked here --------------------------------------------------------------------------------------------
@@ -133,79 +151,10 @@ def test_every_json_is_json(page: str) -> None:
             assert json.loads(block.text)
 
 
-@cache
-def parser(command: str) -> Any:
-    return _parser(command)
-
-
-def parsed(words: list[str]) -> None:
-    """A command of kvcore's, by its own parser."""
-    made, modules = parser(words[1] if len(words) > 1 and not words[1].startswith("-") else "")
-    given = ["0" * 32 if word == "NAMESPACE" else word for word in words[1:]]
-    if any(getattr(module, "WORDS_FOLLOW", False) for module in modules.values()):
-        given, _ = _cut(given)
-    _, unknown = made.parse_known_args(given)
-    assert not unknown, f"kvcore does not know {unknown}"
-
-
-def there(words: list[str]) -> None:
-    """What a command names in this repository is there."""
-    program, rest = Path(words[0]).name, words[1:]
-    if program == "kvcore":
-        parsed(words)
-    elif program == "make":
-        makefile = (ROOT / "Makefile").read_text()
-        for word in rest:
-            name, is_value, _ = word.partition("=")
-            assert re.search(rf"^{name} \?=" if is_value else rf"^{name}:", makefile, re.M), word
-    elif program == "pip":
-        packages(rest[1:])
-    elif program in ("python", "python3") and rest[0].endswith(".py"):
-        script = ROOT / rest[0]
-        assert script.is_file(), rest[0]
-        known = {s for file in (*script.parent.glob("*.py"), *ROOT.glob("examples/common/*.py")) for s in strings(file)}
-        assert {w.partition("=")[0] for w in rest[1:] if w.startswith("--")} <= known, words
-    elif program == "pytest":
-        assert all((ROOT / word).exists() for word in rest if word.startswith("tests/")), words
-    elif program in ("vllm", "lmcache", "kubectl", "docker", "cp", "trtllm-serve"):
-        for word in rest:
-            if word.startswith("{"):
-                assert json.loads(word), word
-            elif word.startswith("examples/"):
-                assert list(ROOT.glob(word)), word
-
-
-def packages(words: list[str]) -> None:
-    """Folders with a package, or names of ours, and their extras."""
-    ours = {}
-    for file in (ROOT / "core/pyproject.toml", *ROOT.glob("plugins/*/pyproject.toml")):
-        name = re.search(r'^name = "(.*)"$', file.read_text(), re.M)
-        assert name
-        ours[name[1]] = file
-    for word in words:
-        name, _, extras = word.partition("[")
-        if name.startswith("./"):
-            file = ROOT / name / "pyproject.toml"
-            assert file.is_file(), word
-        elif name.startswith("kvcore"):
-            assert name in ours, word
-            file = ours[name]
-        else:
-            continue
-        for extra in filter(None, extras.rstrip("]").split(",")):
-            assert re.search(rf"^{extra} = \[", file.read_text(), re.M), word
-
-
-@cache
-def strings(file: Path) -> set[str]:
-    found = (n.value for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Constant))
-    return {value for value in found if isinstance(value, str)}
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_what_commands_name_is_there(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     for block in blocks(page):
-        if block.language not in COMMANDS_IN or fits(block, SHOWN.get(page, {})):
+        if block.language not in LANGUAGES or fits(block, SHOWN.get(page, {})):
             continue
         try:
             found = commands(block)
@@ -232,6 +181,12 @@ def test_commands_in_the_prose_exist(page: str) -> None:
                 known |= set(action.option_strings)
                 text += list(action.choices.values()) if isinstance(action.choices, dict) else []
         assert options <= known, f"{page}: `{span}`: {options - known}"
+
+
+def test_what_is_not_run_is_told() -> None:
+    """docs/versions.md"""
+    table = re.findall(r"^\| `([^`]*)` \| (.*) \|$", (ROOT / "docs" / "versions.md").read_text(), re.M)
+    assert [row for row in table if row[0] in CHECKED] == list(CHECKED.items())
 
 
 def test_pages_are_those_of_the_site() -> None:

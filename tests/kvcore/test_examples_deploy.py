@@ -16,6 +16,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from docs_blocks import ROOT, lines
 from kvcore.config import load_config
 from kvcore.plugins import Registry
 from kvcore.testing.servers.process import Server, free_port
@@ -26,7 +27,7 @@ MANIFESTS = sorted(KUBERNETES.glob("*.yaml"))
 VERSION = "1.29"
 """The oldest Kubernetes with sidecars."""
 UNITS = sorted(SYSTEMD.glob("*.service"))
-TOKEN = "0123456789abcdef"
+PLACE = "http://127.0.0.1:7601"
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -100,7 +101,10 @@ def test_its_server_starts_and_is_ready(where: str, monkeypatch: pytest.MonkeyPa
         assert f"{short}/kvcore.yaml" in words
         http = "--http" in words or "http" in changed
         if http:
-            monkeypatch.setenv("KVCORE_SERVER__HTTP__TOKEN", TOKEN)
+            (export,) = lines("examples/compose/README.md", "export KVCORE_HTTP_TOKEN")
+            token = shell(f'{export}; printf %s "$KVCORE_HTTP_TOKEN"')
+            assert len(token) == 48
+            monkeypatch.setenv("KVCORE_SERVER__HTTP__TOKEN", token)
 
         def ready() -> bool:
             if not http:
@@ -110,6 +114,16 @@ def test_its_server_starts_and_is_ready(where: str, monkeypatch: pytest.MonkeyPa
 
         with Server("kvcore", [sys.executable, "-m", "kvcore", *words], ready=ready, folder=Path(short)):
             assert (Path(short) / "kvcore.sock").is_socket()
+            if http:
+                (curl,) = lines("examples/compose/README.md", "curl")
+                assert json.loads(shell(curl.replace(PLACE, f"http://127.0.0.1:{port}")))
+
+
+def shell(line: str) -> str:
+    """What a line prints."""
+    done = subprocess.run(["sh", "-ec", line], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_composes_server_is_the_daemonsets() -> None:
@@ -226,6 +240,23 @@ def unit_faults(text: str, name: str, folder: Path) -> str:
 @pytest.mark.parametrize("unit", UNITS, ids=lambda p: p.name)
 def test_units_are_as_systemd_wants_them(unit: Path, tmp_path: Path) -> None:
     assert unit_faults(unit.read_text(), unit.name, tmp_path) == ""
+
+
+def test_the_readmes_files_come_to_their_places(tmp_path: Path) -> None:
+    """What examples/systemd/README.md copies and writes; the unit finds its model there."""
+    (tmp_path / "etc/systemd/system").mkdir(parents=True)
+    found = lines("examples/systemd/README.md", "cp ", "printf ")
+    assert len(found) == 3
+    for line in found:
+        shell(line.replace(" /etc/", f" {tmp_path}/etc/"))
+    there = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+    units = {f"etc/systemd/system/{unit.name}" for unit in UNITS}
+    assert there == {"etc/kvcore.yaml", "etc/vllm-8000.env", *units}
+    given = dict(x.split("=") for x in (tmp_path / "etc/vllm-8000.env").read_text().splitlines())
+    unit = (SYSTEMD / "vllm@.service").read_text()
+    assert "EnvironmentFile=/etc/vllm-%i.env" in unit
+    assert "${MODEL}" in unit
+    assert given.keys() == {"MODEL", "CUDA_VISIBLE_DEVICES"}
 
 
 def test_a_wrong_unit_is_found(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Built wheels in an empty environment: `kvcore` alone, then with its plugins one by one. Needs the package index."""
 
 import json
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from docs_blocks import LANGUAGES, blocks, commands, lines, pages
 from kvcore import __version__
 from kvcore.api.hooks import GROUPS
 from kvcore.plugins.known import BUILTINS, PACKAGES
@@ -182,3 +184,30 @@ def test_make_setup_says_each_step_before_it_takes_its_time():
     slow = [i for i, line in enumerate(lines) if " -m venv " in line or " install " in line]
     assert len(slow) >= count > 3
     assert {max(s for s in steps if s < i) for i in slow} == set(steps)
+
+
+def installed(folder: Path) -> set[str]:
+    """The packages in a folder that pip has filled."""
+    return {path.name.split("-")[0].replace("_", "-") for path in folder.glob("*.dist-info")}
+
+
+def test_what_the_pages_install(wheels, tmp_path):
+    """Every `pip install` of ours, by name out of these wheels; and README's from the checkout, as it stands there.
+    What else is installed with them is in this environment."""
+    named = {
+        word.partition("[")[0]
+        for page in pages()
+        for block in blocks(page)
+        if block.language in LANGUAGES and "pip install" in block.text
+        for words in commands(block)
+        for word in words
+        if word.startswith("kvcore")
+    } & set(PROJECTS)
+    assert len(named) > 12
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--no-index"]
+    run(*pip, "--find-links", wheels["kvcore"].parent, "--target", tmp_path / "named", *sorted(named))
+    assert installed(tmp_path / "named") == named
+    line = next(line for line in lines("README.md", "pip install ./core "))
+    folders = [ROOT / word for word in shlex.split(line, comments=True)[2:]]
+    run(*pip, "--no-build-isolation", "--target", tmp_path / "folders", *folders)
+    assert installed(tmp_path / "folders") == {"kvcore", "kvcore-disk", "kvcore-zstd", "kvcore-vllm"}

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from docs_blocks import lines
 from kvcore.api import ConfigError, Context, FrameError, ObjectKey, ObjectLayout, Serde, SerdeError, SerdeUnavailable
 from kvcore.l2 import HEADER_BYTES, Codec, frame
 from kvcore.l2.frame import Stage
@@ -251,3 +253,12 @@ def test_a_key_in_the_wrong_place_is_not_repeated(options: str, tmp_path: Path) 
     with pytest.raises(ConfigError) as caught:
         load_config(str(config), registry=Registry())
     assert secret not in str(caught.value)
+
+
+def test_a_key_as_the_readme_makes_it(tmp_path: Path) -> None:
+    """plugins/serde_aesgcm/README.md"""
+    (line,) = lines("plugins/serde_aesgcm/README.md", "openssl")
+    subprocess.run(["sh", "-c", line.replace("/etc/kvcore", str(tmp_path))], check=True, timeout=60)
+    assert (tmp_path / "key-1").stat().st_mode & 0o777 == 0o600
+    made = AesGcmSerde(AesGcmConfig(keys={"k1": f"file:{tmp_path}/key-1"}), Context())
+    assert read([made], *frame_of([made])) == DATA

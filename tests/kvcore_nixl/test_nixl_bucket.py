@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import boto3
 import pytest
 from nixl_place import in_bucket, make_nixl
 
+from docs_blocks import lines
 from kvcore.api import MISSING, STORED, Failed, Loaded, StorageError
 from kvcore.testing.driver import Driver
 from kvcore.testing.memory import Room, content, make_key, source
@@ -233,3 +235,12 @@ def test_a_process_ends_while_a_call_hangs(own: JuiceFS) -> None:
             child.kill()
         assert rest == "closing\nclosed\n"
         assert child.returncode == 0
+
+
+def test_a_bucket_as_the_readme_makes_it(gateway: JuiceFS) -> None:
+    """plugins/storage_nixl/README.md"""
+    (line,) = lines("plugins/storage_nixl/README.md", "python -c")
+    _, *words = shlex.split(line.replace("http://127.0.0.1:PORT", gateway.endpoint))
+    subprocess.run([sys.executable, *words], check=True, timeout=240)
+    found = boto3.client("s3", endpoint_url=gateway.endpoint).list_buckets()["Buckets"]
+    assert "kv-cache" in [bucket["Name"] for bucket in found]

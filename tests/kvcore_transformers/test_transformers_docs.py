@@ -1,12 +1,17 @@
 """What the README and docs/transformers.md show works: their Python is run, their YAML is checked."""
 
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from transformers_small import FLAGS, gqa, plain, tokens
 
+from docs_blocks import lines
 from kvcore_transformers import PrefixCache, integration
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +54,6 @@ def test_the_three_lines_are_the_same_everywhere() -> None:
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With a small model and a tokenizer of words; with the real model, people run it."""
     import runpy
-    import sys
 
     import transformers
 
@@ -78,3 +82,22 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert "0 of" in printed
     assert printed.count("the same") == 3
     assert "DIFFERENT" not in printed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_examples_readme(tmp_path: Path) -> None:
+    """Both lines of examples/transformers/README.md: the real model is made, and reused from."""
+    page = "examples/transformers/README.md"
+    (make,), (notebook,) = (lines(page, f"python examples/{what}") for what in ("models/smollm2.py", "transformers/"))
+    folder = Path(os.environ.get("KVCORE_TEST_MODELS") or tmp_path)  # where it may be already
+    config = tmp_path / "kvcore.yaml"
+    config.write_text((ROOT / "examples/transformers/kvcore.yaml").read_text().replace("build/", f"{tmp_path}/"))
+    for line, more in ((make, []), (notebook, ["--tokens", "300", "--config", str(config)])):
+        words = shlex.split(line.replace("build/models", str(folder.absolute())))[1:]
+        done = subprocess.run(
+            [sys.executable, *words, *more], cwd=ROOT, capture_output=True, text=True, timeout=800, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("the same") == 3
+    assert "DIFFERENT" not in done.stdout

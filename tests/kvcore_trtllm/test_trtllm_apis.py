@@ -5,7 +5,9 @@ the Python of an environment that has it. Whatever has changed is named."""
 import inspect
 import json
 import os
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,7 @@ import trtllm_parts
 from trtllm_parts import RECORD, fault, parts
 from trtllm_runtime import Request, arguments
 
+from docs_blocks import ROOT, lines
 from kvcore.api import LayoutError
 from kvcore_trtllm import _compat
 from kvcore_trtllm.connector import KVCoreScheduler, KVCoreWorker
@@ -64,6 +67,16 @@ if REAL:
     @pytest.mark.parametrize("which", ["Scheduler", "Worker"])
     def test_tensorrt_llm_asks_for_the_same_methods(real: Any, which: str) -> None:
         assert real[f"abstract methods of the {which}"] == ""
+
+
+def test_the_pages_line_tells_what_differs() -> None:
+    """docs/trtllm.md, with the stand-in for TensorRT-LLM."""
+    (line,) = lines("docs/trtllm.md", "python tests/kvcore_trtllm/trtllm_parts.py")
+    environment = {**os.environ, "PYTHONPATH": str(HERE / "standin")}
+    command = [sys.executable, *shlex.split(line, comments=True)[1:]]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=True)
+    found = json.loads(done.stdout)
+    assert {found[part] for part in parts("interface", "package")} == {""}
 
 
 def test_a_drift_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

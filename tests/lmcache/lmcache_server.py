@@ -1,6 +1,7 @@
 """LMCache's own server with kvcore behind it, and a client of it that stands for an engine."""
 
 import json
+import shlex
 import subprocess
 import time
 import urllib.request
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from docs_blocks import lines
 from kvcore.testing.servers import Server, free_port
 
 HERE = Path(__file__).resolve().parent
@@ -16,20 +18,16 @@ PATIENCE_S = 300.0
 
 
 class LMCacheServer(Server):
-    """`lmcache server` whose only L2 adapter is kvcore's, by LMCache's plugin mechanism."""
+    """`lmcache server` whose only L2 adapter is kvcore's, by the line of kvcore-lmcache's README."""
 
     def __init__(self, python: Path, environment: Mapping[str, str], folder: Path, name: str, **params: Any) -> None:
         self.port, self.http, metrics = free_port(), free_port(), free_port()
-        adapter = {
-            "type": "plugin",
-            "module_path": "kvcore_lmcache.adapter",
-            "class_name": "KVCoreL2Adapter",
-            "adapter_params": params,
-        }
-        command = [python, "-m", "lmcache.cli.main", "server", "--port", self.port, "--http-port", self.http]
-        command += ["--l1-size-gb", "0.125", "--no-l1-use-lazy", "--eviction-policy", "LRU", "--chunk-size", "64"]
+        (line,) = lines("plugins/bridge_lmcache/README.md", "lmcache server")
+        _, *words = shlex.split(line.replace("--l1-size-gb 20", "--l1-size-gb 0.125"))
+        adapter = json.loads(words[-1]) | {"adapter_params": params}
+        command = [python, "-m", "lmcache.cli.main", *words[:-1], json.dumps(adapter)]
+        command += ["--port", self.port, "--http-port", self.http, "--no-l1-use-lazy", "--chunk-size", "64"]
         command += ["--supported-transfer-mode", "engine_driven", "--prometheus-port", metrics]
-        command += ["--l2-adapter", json.dumps(adapter)]
         super().__init__(name, list(map(str, command)), ready=self._healthy, folder=folder, env=environment)
 
     def start(self, timeout_s: float = PATIENCE_S) -> Self:
@@ -96,7 +94,8 @@ class Engine:
         self._log.close()
 
     def ask(self, what: str, sequence: int) -> Any:
-        """`store` a sequence: the digest of its KV. `lookup`: chunks found. `retrieve`: the digest of what came."""
+        """`store` a sequence: the digest of its KV. `lookup`: chunks found. `retrieve`: the digest of what came.
+        `tokens`: the ids of its prompt."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([what, sequence]) + "\n")

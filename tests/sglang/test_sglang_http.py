@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from answers import same
 
+from docs_blocks import lines
 from kvcore.testing.servers import Server, free_port
 from kvcore_sglang.integration import USAGE
 
@@ -103,7 +104,9 @@ def served(command: list[str], folder: Path, environment: dict[str, str]) -> Ite
 def first(sglang_python: Path, tiny: Path, environment: dict[str, str], folder: Path) -> dict[str, Any]:
     """A server started by the command of the README: cold, from the storage, after it was emptied."""
     out: dict[str, Any] = {}
-    python, *words = shlex.split(USAGE.replace("MODEL", str(tiny)))
+    (line,) = lines("plugins/engine_sglang/README.md", "python -m sglang.launch_server")
+    assert shlex.split(line) == shlex.split(USAGE)
+    python, *words = shlex.split(line.replace("MODEL", str(tiny)))
     assert python == "python"
     with served([str(sglang_python), *words], folder, environment) as http:
         out["cold"] = http.generate()

@@ -1,19 +1,23 @@
-"""`kvcore bench engine` starts real vLLM alone and with kvcore, asks both the same, and sees what kvcore reuses."""
+"""`kvcore bench engine` starts real vLLM alone and with kvcore, by the line of docs/bench-engine.md, asks both the
+same, and sees what kvcore reuses."""
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from docs_blocks import lines
+
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1500)]
 
-# Four beginnings of four blocks each, in turn, and room for two prompts: vLLM itself has forgotten each when it comes
+# Four documents of four blocks each, in turn, and room for two prompts: vLLM itself has forgotten each when it comes
 # again.
-WORKLOAD = "shared-prefix --prefixes 4 --requests 2 --length 540 --question 60 --output 4 --inflight 1 --order tile"
-ENGINE = "--dtype float32 --enforce-eager --max-model-len 1280 --num-gpu-blocks-override 11"
+WORKLOAD = "--documents 4 --questions 1 --length 540 --output 4 --inflight 1 --order tile"
+ENGINE = "--dtype float32 --enforce-eager --num-gpu-blocks-override 11"
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -23,16 +27,19 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 PREFIX = 512
-"""Tokens of a beginning in whole blocks."""
+"""Tokens of a document in whole blocks."""
 
 
 def test_vllm_alone_and_with_kvcore(models: Path, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "kvcore", "bench", "engine", *WORKLOAD.split(), "--vllm", str(models / "tiny")]
-    words += ["--memory", "64MiB", "--set", "chunk_tokens=128", "--set", "lookup_timeout=20s", "--logs", str(tmp_path)]
-    words += ["--json", "--plot", str(tmp_path / "spread.svg"), "--", *ENGINE.split()]
+    (line,) = (line for line in lines("docs/bench-engine.md", "kvcore bench engine") if "--vllm" in line)
+    line = line.replace("MODEL", str(models / "tiny")).replace("16384", "1280")  # the model has no more positions
+    given, engine = line.split(" -- ")
+    words = [sys.executable, "-m", *shlex.split(given), *WORKLOAD.split(), "--logs", str(tmp_path)]
+    words += ["--memory", "64MiB", "--set", "chunk_tokens=128", "--set", "lookup_timeout=20s"]
+    words += ["--json", "--", *engine.split(), *ENGINE.split()]
     clean = {k: v for k, v in os.environ.items() if not k.startswith("KVCORE_")}
     done = subprocess.run(
-        words, env={**clean, **ENVIRONMENT}, capture_output=True, text=True, timeout=1400, check=False
+        words, cwd=tmp_path, env={**clean, **ENVIRONMENT}, capture_output=True, text=True, timeout=1400, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     plain, kvcore = json.loads(done.stdout)["subjects"]

@@ -1,4 +1,5 @@
-"""`kvcore run vllm` starts a real server that uses kvcore, and after a restart reuses what it had computed."""
+"""README's and kvcore-vllm's command lines, as they stand there: `kvcore run vllm` starts a real server that uses
+kvcore, and one that is started by hand afterwards, by the line beside it, reuses what the first had computed."""
 
 import json
 import os
@@ -8,13 +9,15 @@ import shutil
 import sys
 import tempfile
 import time
-from http.client import HTTPConnection
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from page_lines import Client, cpu_wheel_is_vllm, words
 
+from docs_blocks import blocks, lines, spans
 from kvcore.cli import main
 from kvcore.service.inspect import ask, caches
 from kvcore.testing.servers import Server, free_port
@@ -22,6 +25,7 @@ from kvcore.testing.servers import Server, free_port
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 HERE = Path(__file__).resolve().parent
+PAGE = "plugins/engine_vllm/README.md"
 READY_S = 600.0
 CHUNKS = 4
 TOKENS = 128 * CHUNKS + 50
@@ -32,42 +36,48 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "PYTHONPATH": os.pathsep.join(map(str, (HERE / "offload_plugin", HERE.parents[1] / "benchmarks"))),
 }
 
 
-class Run(Server):
-    """`kvcore run vllm` with a tiny model."""
+class Started(Server, Client):
+    """An engine with a tiny model, started by a line of a page."""
 
-    def __init__(self, folder: Path, model: Path, via: str) -> None:
-        self.port = free_port()
-        tier = {"storage": {"plugin": "disk", "path": str(folder / "cache"), "capacity": "1GiB"}, "read": "always"}
-        values = {"l1": {"size": "64MiB"}, "l2": [tier], "chunk_tokens": 128, "lookup_timeout": "20s"}
-        (folder / "kvcore.yaml").write_text(yaml.safe_dump(values))
-        words = ["serve", str(model), "--served-model-name", "model", "--host", "127.0.0.1", "--port", str(self.port)]
-        words += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "2048", "--enable-prompt-tokens-details"]
-        command = [sys.executable, "-m", "kvcore", "run", "vllm", "--via", via, "--config", "kvcore.yaml"]
-        super().__init__("vllm", [*command, "--", *words], ready=self._healthy, folder=folder, env=ENVIRONMENT)
+    def __init__(self, folder: Path, model: Path, name: str, line: str, env: Mapping[str, str]) -> None:
+        Client.__init__(self, free_port())
+        _, (program, *rest) = words(line, model, self.port)
+        programs = {"kvcore": [sys.executable, "-m", "kvcore"], "python": [sys.executable]}
+        command = [*programs.get(program, [str(Path(sys.executable).with_name(program))]), *rest]
+        super().__init__(name, command, ready=self.healthy, folder=folder, env={**ENVIRONMENT, **env})
 
-    def asked(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=120)
-        try:
-            connection.request(method, path, body and json.dumps(body), {"content-type": "application/json"})
-            response = connection.getresponse()
-            return response.status, response.read()
-        finally:
-            connection.close()
 
-    def complete(self, prompt: list[int]) -> tuple[str, int]:
-        """The text, and how many tokens of the prompt were not computed."""
-        body = {"model": "model", "prompt": prompt, "max_tokens": 8, "temperature": 0}
-        status, answer = self.asked("POST", "/v1/completions", body)
-        assert status == 200, answer
-        found = json.loads(answer)
-        return found["choices"][0]["text"], (found["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+def configure(page: str, folder: Path) -> None:
+    """The page's file, small."""
+    values = yaml.safe_load(next(block.text for block in blocks(page) if block.language == "yaml"))
+    values["l1"]["size"] = "64MiB"
+    (tier,) = values["l2"]
+    tier["storage"] |= {"path": str(folder / "cache"), "capacity": "1GiB"}
+    tier["read"] = "always"  # a model this small is often computed sooner than a busy machine reads
+    values |= {"chunk_tokens": 128, "lookup_timeout": "20s"}
+    (folder / "kvcore.yaml").write_text(yaml.safe_dump(values))
 
-    def _healthy(self) -> bool:
-        return self.asked("GET", "/health")[0] == 200
+
+def connector(folder: Path) -> tuple[str, str, dict[str, str]]:
+    """README: two lines, and what the processes find in their environment."""
+    configure("README.md", folder)
+    (run,), (by_hand,) = lines("README.md", "kvcore run vllm"), lines("README.md", "vllm serve")
+    return run, by_hand.replace("/etc/kvcore.yaml", f"{folder}/kvcore.yaml"), {"PYTHONPATH": cpu_wheel_is_vllm(folder)}
+
+
+def tier(folder: Path) -> tuple[str, str, dict[str, str]]:
+    """kvcore-vllm's README: how the tier is started, by hand with the wheel for CPUs."""
+    configure(PAGE, folder)
+    (run,) = (span for span in spans(PAGE) if span.startswith("kvcore run vllm --via tier --config"))
+    (by_hand,) = lines(PAGE, "VLLM_CPU_KVCACHE_SPACE=4 python -m")
+    (transfer,) = (json.loads(block.text) for block in blocks(PAGE) if block.language == "json")
+    transfer["kv_connector_extra_config"]["cpu_bytes_to_use"] = 64 << 20
+    path = os.pathsep.join(map(str, (HERE / "offload_plugin", HERE.parents[1] / "benchmarks")))
+    assert by_hand.endswith("--kv-transfer-config ...")
+    return run, by_hand.replace("...", shlex.quote(json.dumps(transfer))), {"PYTHONPATH": path}
 
 
 def written(folder: Path) -> int:
@@ -91,33 +101,36 @@ def shown(folder: Path, prompt: list[int]) -> None:
     assert [len(json.loads(line)["hash_ids"]) for line in out.read_text().splitlines()][-1] == CHUNKS
 
 
-@pytest.mark.parametrize("via", ["connector", "tier"])
-def test_a_server_started_by_kvcore_run(
-    models: Path, tmp_path: Path, via: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("via", [connector, tier])
+def test_a_server_started_by_kvcore_run_and_one_by_hand(
+    models: Path, tmp_path: Path, via: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = tempfile.mkdtemp()  # a socket's path must be short
-    monkeypatch.setenv("KVCORE_RUN_DIR", run)
+    run_dir = tempfile.mkdtemp()  # a socket's path must be short
+    monkeypatch.setenv("KVCORE_RUN_DIR", run_dir)
+    run, by_hand, env = via(tmp_path)
     numbers = random.Random(5)
     prompt = [numbers.randrange(3, 1000) for _ in range(TOKENS)]
-    server = Run(tmp_path, models / "tiny", via)
-    server.start(READY_S)
+    first = Started(tmp_path, models / "tiny", "run", run, env)
+    again = Started(tmp_path, models / "tiny", "by-hand", by_hand, env)
     try:
-        first, cached = server.complete(prompt)
+        first.start(READY_S)
+        text, cached = first.complete(prompt)
         assert cached == 0
         give_up = time.monotonic() + 60
         while written(tmp_path / "cache") < CHUNKS:
             assert time.monotonic() < give_up, "what was computed is not on the disk"
             time.sleep(0.05)
-        server.stop()
-        server.start(READY_S)
-        assert server.complete(prompt) == (first, 128 * CHUNKS)
+        first.stop()
+        again.start(READY_S)
+        assert again.complete(prompt) == (text, 128 * CHUNKS)
         shown(tmp_path, prompt)
     finally:
-        server.stop()
-        shutil.rmtree(run, ignore_errors=True)
-    added = json.loads(shlex.split(server.log.read_text().splitlines()[0].removeprefix("kvcore adds: "))[1])
+        first.stop()
+        again.stop()
+        shutil.rmtree(run_dir, ignore_errors=True)
+    added = json.loads(shlex.split(first.log.read_text().splitlines()[0].removeprefix("kvcore adds: "))[1])
     extra = added["kv_connector_extra_config"]
-    if via == "connector":
+    if via is connector:
         assert (added["kv_connector"], extra["kvcore.config"]) == ("KVCoreConnector", f"{tmp_path}/kvcore.yaml")
     else:
         assert (added["kv_connector"], extra["cpu_bytes_to_use"]) == ("OffloadingConnector", 64 << 20)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,9 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from docs_blocks import lines
 from kvcore.service import open_engine
 from kvcore.testing.chunks import hashes, put, spec
-from kvcore.testing.servers import free_port
+from kvcore.testing.servers import Server, free_port
 
 TOKEN = "correct horse battery"
 
@@ -124,3 +128,15 @@ def test_a_frozen_process_answers_nobody_and_goes_on_when_thawed(tmp_path: Path)
         process.send_signal(signal.SIGCONT)
         asking.join(20)
         assert answers[0]["status"] == "ok"
+
+
+@pytest.mark.parametrize("page", ["docs/http.md", "docs/ui.md"])
+def test_the_pages_command(page: str, tmp_path: Path) -> None:
+    """As it stands there, in the folder of its file; only the port is another. What it shows is there."""
+    (line,), port = lines(page, "kvcore serve"), free_port()
+    (tmp_path / "kvcore.yaml").write_text(f"server: unix://{tmp_path}/kvcore.sock\nl1: {{size: 8MiB}}\nl2: []\n")
+    command = [sys.executable, "-m", *shlex.split(line.replace("127.0.0.1:7601", f"127.0.0.1:{port}"))]
+    env = {**os.environ, "KVCORE_SERVER__HTTP__TOKEN": TOKEN}
+    server = Server("serve", command, ready=lambda: bool(get(port, "/readyz")), folder=tmp_path, env=env)
+    with server, urllib.request.urlopen(f"http://127.0.0.1:{port}/ui", timeout=30) as shown:
+        assert "kvcore" in shown.read().decode()

@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 from markdown_it import MarkdownIt
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PATTERNS = ("*.md", "docs/*.md", "core/*.md", "plugins/*/*.md", "examples/*/*.md", "benchmarks/*.md")
 GENERATED = "<!-- Written by docs/generate.py"
 """A page with this is the sources' own words: test_docs_generated.py."""
+LANGUAGES = ("", "console", "sh", "bash")
+"""Of blocks that hold commands."""
 _ENDS = (";", "&&", "|", "||", ">", "<", "&")
 
 
@@ -56,29 +58,43 @@ class Unreadable(ValueError):
     """A block is not a list of commands."""
 
 
+def lines(page: str, *starts: str) -> list[str]:
+    """The command lines of a page that begin so, as a shell takes them: what is assigned before a command, and where
+    it writes to, is in them."""
+    found = [line for b in blocks(page) if b.language in LANGUAGES for line in _readable(b)]
+    return [line for line in found if line.startswith(starts or "")]
+
+
 def commands(block: Block) -> list[list[str]]:
     """Its commands in words, without what is assigned before them; a line's comment and redirections are left out.
 
     Raises `Unreadable` where a quote stays open, or where something else stands among lines with a prompt.
     """
-    lines, found = block.text.splitlines(), []
-    prompted = any(line.startswith("$ ") for line in lines)
-    at = 0
-    while at < len(lines):
-        line = lines[at]
-        at += 1
+    return [command for line in _lines(block) for command in _apart(_words(line) or [])]
+
+
+def _readable(block: Block) -> list[str]:
+    try:
+        return list(_lines(block))
+    except Unreadable:
+        return []
+
+
+def _lines(block: Block) -> Iterator[str]:
+    rest = iter(block.text.splitlines())
+    prompted = any(line.startswith("$ ") for line in block.text.splitlines())
+    for line in rest:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         if prompted and not line.startswith("$ "):
             raise Unreadable(f"{block.page}:{block.line}: {line!r} is no command")
-        whole = line.removeprefix("$ ")
-        while (words := _words(whole)) is None or whole.endswith("\\"):
-            if at == len(lines):
+        whole = line.removeprefix("$ ").strip()
+        while _words(whole) is None or whole.endswith("\\"):
+            more = next(rest, None)
+            if more is None:
                 raise Unreadable(f"{block.page}:{block.line}: a quote or a backslash is open at the end")
-            whole = whole.removesuffix("\\") + "\n" + lines[at]
-            at += 1
-        found += list(_apart(words))
-    return found
+            whole = f"{whole[:-1]}{more.lstrip()}" if whole.endswith("\\") else f"{whole}\n{more}"
+        yield whole
 
 
 def _words(text: str) -> list[str] | None:

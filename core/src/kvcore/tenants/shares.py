@@ -285,7 +285,7 @@ class Shares(Generic[A]):
     def _others_over(self, share: int) -> Iterator[A]:
         """From the highest row down; in a row, whose turn was longest ago comes first."""
         for level in sorted((x for x in self._levels if x >= share.bit_length()), reverse=True):
-            row = self._levels.get(level, {})  # who asks may have been alone in it, and holds more by now
+            row = self._levels.get(level) or OrderedDict()  # who asks may have been alone in it, and have grown
             for _ in range(len(row)):
                 if not row:  # they have given, and stand in other rows now
                     break

@@ -458,7 +458,7 @@ def test_what_cannot_be_measured(bird: Parrot, tmp_path: Path, capsys: pytest.Ca
     assert "--with nothing: write one of plain," in said("engine", "long-doc-qa", "--vllm", "m", "--with", "nothing")
     assert "at least 1" in said("engine", "long-doc-qa", "--documents", "0", "--url", bird.url, status=2)
     assert "behind `--`" in said("engine", "long-doc-qa", "--dtype", "float32", "--url", bird.url, status=2)
-    for name, why in (("a.png", "ends with .svg"), ("none/a.svg", "no such folder")):
+    for name, why in (("a.png", "does not end with .svg"), ("none/a.svg", "there is no folder")):
         assert why in said("engine", "long-doc-qa", "--plot", str(tmp_path / name), "--url", bird.url, status=2)
 
 

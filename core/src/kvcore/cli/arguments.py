@@ -2,9 +2,10 @@
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
-from kvcore.api.units import parse_size
+from kvcore.api.units import parse_duration, parse_size
 
 T = TypeVar("T")
 
@@ -19,6 +20,18 @@ def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
             raise argparse.ArgumentTypeError(str(e)) from None
 
     return parsed
+
+
+size = argument(parse_size)
+"""Bytes, of a size such as 8GiB."""
+duration = argument(parse_duration)
+"""Seconds, of a duration such as 200ms."""
+
+
+@argument
+def seconds(text: str) -> float:
+    """Seconds, also of a number without a unit."""
+    return float(text) if text.isascii() and text.replace(".", "", 1).isdecimal() else parse_duration(text)
 
 
 @argument
@@ -36,3 +49,25 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{text!r} is not a number of at least 1")
     return int(text)
+
+
+@argument
+def rate(text: str) -> float:
+    """A number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ValueError(f"{text!r} is not a number above 0")
+    return number
+
+
+@argument
+def svg_file(text: str) -> str:
+    """The file of a plot."""
+    if not text.endswith(".svg"):
+        raise ValueError(f"{text!r} does not end with .svg, the one format of plots")
+    if not Path(text).absolute().parent.is_dir():
+        raise ValueError(f"there is no folder for {text!r}")
+    return text

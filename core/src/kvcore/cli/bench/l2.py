@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvcore.api import ConfigError, KVCoreError, format_size, parse_size
+from kvcore.cli.arguments import argument
 from kvcore.cli.bench import machine
 from kvcore.cli.bench.l2_limit import limit_of
 from kvcore.cli.bench.l2_subject import OPERATIONS, Load, Subject
@@ -209,14 +210,12 @@ def _label(size: int) -> str:
     return format_size(size).replace(" ", "")
 
 
+@argument
 def _sizes(text: str) -> list[int]:
-    try:
-        sizes = [parse_size(word) for word in text.split(",")]
-    except ValueError as e:
-        raise argparse.ArgumentTypeError(str(e)) from None
+    sizes = [parse_size(word) for word in text.split(",")]
     for size in sizes:
         if not MIN_BYTES <= size <= MAX_BYTES or size % 2:
-            raise argparse.ArgumentTypeError(
+            raise ValueError(
                 f"{size} bytes: an even size from {format_size(MIN_BYTES)} to {format_size(MAX_BYTES)} is needed"
             )
     return list(dict.fromkeys(sizes))

@@ -1,9 +1,8 @@
 """Arguments, and what is run in which order."""
 
 import argparse
-from pathlib import Path
 
-from kvcore.cli.arguments import argument, positive, token_bytes
+from kvcore.cli.arguments import positive, svg_file, token_bytes
 from kvcore.cli.output import error
 from kvcore.cli.simulate import show
 from kvcore.cli.simulate.capacity import capacities
@@ -44,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens per block of the trace (default: the format's, 512 for Mooncake and 16 for Bailian)",
     )
     parser.add_argument("--requests", metavar="N", type=positive, help="only the first N requests")
-    parser.add_argument("--plot", metavar="FILE.svg", type=_svg, help="write the plot to a file, too")
+    parser.add_argument("--plot", metavar="FILE.svg", type=svg_file, help="write the plot to a file, too")
     parser.add_argument("--json", action="store_true", help="JSON on stdout")
 
 
@@ -66,12 +65,3 @@ def run(args: argparse.Namespace) -> int:
     for fault in result.faults:
         error(fault)
     return 1 if result.faults else 0
-
-
-@argument
-def _svg(text: str) -> str:
-    if not text.endswith(".svg"):
-        raise ValueError(f"{text!r} does not end with .svg, the one format of plots")
-    if not Path(text).absolute().parent.is_dir():
-        raise ValueError(f"there is no folder for {text!r}")
-    return text

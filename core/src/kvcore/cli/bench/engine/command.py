@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcore.api.errors import ConfigError
-from kvcore.api.units import parse_duration, parse_size
+from kvcore.cli.arguments import duration, positive, rate, size, svg_file
 from kvcore.cli.bench import machine
 from kvcore.cli.bench.engine.ending import Ending
 from kvcore.cli.bench.engine.measuring import Settings, measure
@@ -105,9 +105,7 @@ def _add_servers(parser: argparse.ArgumentParser) -> None:
         help="plain, kvcore, offloading (vLLM's own), lmcache, or NAME='more words of vLLM'; may be given several "
         f"times (default: {' and '.join(WAYS)})",
     )  # fmt: skip
-    servers.add_argument(
-        "--memory", type=_size, default="4GiB", metavar="SIZE", help="host memory of each cache (4GiB)"
-    )
+    servers.add_argument("--memory", type=size, default="4GiB", metavar="SIZE", help="host memory of each cache (4GiB)")
     servers.add_argument("--config", metavar="FILE", help="kvcore's YAML file")
     add_set(parser)
     servers.add_argument(
@@ -115,7 +113,7 @@ def _add_servers(parser: argparse.ArgumentParser) -> None:
         help="LMCache's command, and more words of its server: 'lmcache --chunk-size 128'",
     )  # fmt: skip
     servers.add_argument("--logs", metavar="DIR", help="keep the logs of what is started here")
-    servers.add_argument("--ready", type=_seconds, default="15min", metavar="TIME", help="for a start (15min)")
+    servers.add_argument("--ready", type=duration, default="15min", metavar="TIME", help="for a start (15min)")
 
 
 def _add_sizes(parser: argparse.ArgumentParser, kind: type[Workload]) -> None:
@@ -126,24 +124,24 @@ def _add_sizes(parser: argparse.ArgumentParser, kind: type[Workload]) -> None:
         if each.name == "order":
             kinds: dict[str, Any] = {"choices": ("random", "tile")}
         else:
-            kinds = {"type": _rate if isinstance(default, float) else _count, "metavar": "N"}
+            kinds = {"type": rate if isinstance(default, float) else positive, "metavar": "N"}
         text = f"{_HELP[each.name]} ({default})"
         sizes.add_argument(f"--{each.name}", default=default, help=text, **kinds)
     sizes.add_argument(
-        "--repeat", type=_count, default=1, metavar="N", help="all of it, so many times, servers in turn"
+        "--repeat", type=positive, default=1, metavar="N", help="all of it, so many times, servers in turn"
     )
-    sizes.add_argument("--settle", type=_seconds, default="0s", metavar="TIME", help="wait before a next round (0s)")
+    sizes.add_argument("--settle", type=duration, default="0s", metavar="TIME", help="wait before a next round (0s)")
     sizes.add_argument("--seed", metavar="TEXT", help="of the texts (default: a new one, so that nothing is found)")
     sizes.add_argument("--model", metavar="NAME", help="the model's name (default: the first that the server names)")
     sizes.add_argument("--api", choices=("chat", "completions"), default="chat", help="what is asked by (chat)")
     sizes.add_argument(
         "--ignore-eos", action="store_true", help="full answers, where the server can; always with --vllm"
     )
-    sizes.add_argument("--timeout", type=_seconds, default="10min", metavar="TIME", help="of a whole request (10min)")
+    sizes.add_argument("--timeout", type=duration, default="10min", metavar="TIME", help="of a whole request (10min)")
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--plot", metavar="FILE.svg", type=_svg, help="draw how TTFT and ITL are spread")
+    parser.add_argument("--plot", metavar="FILE.svg", type=svg_file, help="draw how TTFT and ITL are spread")
     parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="JSON on stdout")
 
 
@@ -184,42 +182,3 @@ def _subjects(args: argparse.Namespace, logs: Path, ending: Ending) -> list[Subj
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _count(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: a whole number of at least 1 is needed")
-    return number
-
-
-def _rate(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: a number above 0 is needed")
-    return number
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _seconds(text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _svg(text: str) -> str:
-    if not text.endswith(".svg"):
-        raise argparse.ArgumentTypeError(f"{text}: the plot is SVG: give it a name that ends with .svg")
-    if not Path(text).absolute().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text}: there is no such folder")
-    return text

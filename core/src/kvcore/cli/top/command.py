@@ -5,15 +5,15 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kvcore.api.units import parse_duration
 from kvcore.cli import asking
+from kvcore.cli.arguments import argument
 from kvcore.cli.output import lines, paint, print_json
 from kvcore.cli.top import show
+from kvcore.cli.top.looks import Looks
 from kvcore.cli.top.sample import Sample, Watch
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     watches = [Watch(cache) for cache in asking.chosen(args)]
     if not (args.once or args.json or not sys.stdout.isatty()):
         return _live(args, watches)
-    samples = _ask(watches)
+    samples = Looks().once(watches)
     if args.json:
         print_json({"caches": [_plain(*pair) for pair in zip(watches, samples, strict=True)]})
     else:
@@ -52,12 +52,12 @@ def run(args: argparse.Namespace) -> int:
 def _live(args: argparse.Namespace, watches: list[Watch]) -> int:
     from kvcore.cli.top.terminal import Terminal
 
-    fixed = bool(args.url or args.cache)
+    fixed, looks = bool(args.url or args.cache), Looks()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the terminal is given back first
     with suppress(KeyboardInterrupt), Terminal() as terminal:
         while True:
             begun = time.monotonic()
-            parts = [show.cache(*pair) for pair in zip(watches, _ask(watches), strict=True)]
+            parts = [show.cache(*pair) for pair in zip(watches, looks.again(watches), strict=True)]
             columns, rows = terminal.size
             head = show.Text(f"kvcore top  {time.strftime('%H:%M:%S')}  every {args.interval:g} s, q ends it", "dim")
             terminal.draw(show.screen([[head], *parts], columns, rows))
@@ -77,12 +77,6 @@ def _renewed(watches: list[Watch]) -> list[Watch]:
     return [known.get(cache) or Watch(cache) for cache in found] or watches  # the last one is shown as gone
 
 
-def _ask(watches: Sequence[Watch]) -> list[Sample]:
-    """All at once: one that hangs holds up nobody but itself."""
-    with ThreadPoolExecutor(min(32, len(watches))) as pool:
-        return list(pool.map(Watch.sample, watches))
-
-
 def _plain(watch: Watch, sample: Sample) -> dict[str, Any]:
     return {
         "cache": sample.label,
@@ -94,11 +88,9 @@ def _plain(watch: Watch, sample: Sample) -> dict[str, Any]:
     }
 
 
+@argument
 def _interval(text: str) -> float:
-    try:
-        found = parse_duration(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    found = parse_duration(text)
     if found < MIN_INTERVAL_S:
-        raise argparse.ArgumentTypeError(f"{text} is too short: at least {MIN_INTERVAL_S * 1e3:g}ms")
+        raise ValueError(f"{text} is too short: at least {MIN_INTERVAL_S * 1e3:g}ms")
     return found

@@ -20,7 +20,8 @@ from kvcore.cli.record import EVERY_S, Followed, Recording, entrances
 from kvcore.cli.simulate.trace import read_trace
 from kvcore.engine import Asked, CacheEngine, Space
 from kvcore.service import open_engine
-from kvcore.service.inspect import caches
+from kvcore.service.inspect import ask as told
+from kvcore.service.inspect import caches, door
 from kvcore.testing.chunks import hashes, put, spec
 from kvcore.testing.servers.kvcore import KVCoreServer
 
@@ -273,3 +274,36 @@ def test_a_replay_that_would_never_end_is_refused(
 def test_wrong_options_of_a_replay(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", "none.jsonl", "--bytes-per-token", "1KiB", *options]) in (1, 2)
     assert said in capsys.readouterr().err
+
+
+def test_the_last_requests_of_a_cache_that_closes_are_recorded(config: Path, folder: Path) -> None:
+    engine = open_engine(str(config), name="ends")
+    assert isinstance(engine, CacheEngine)
+    space = engine.register(spec())
+    out = folder / "trace.jsonl"
+    command = [sys.executable, "-m", "kvcore", "record", str(out), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            give_up = time.monotonic() + PATIENCE_S
+            while not (out.exists() and out.read_text()):  # then it has just read, and will in a second again
+                assert time.monotonic() < give_up
+                ask(engine, space, hashes(1))
+                time.sleep(0.05)
+            ask(engine, space, hashes(7))
+            engine.close()
+            said = json.loads(process.communicate(timeout=PATIENCE_S)[0])
+        finally:
+            process.kill()
+            engine.close()
+    assert len(lines(out)[-1]["hash_ids"]) == 7
+    assert said["missed"] == 0
+
+
+def test_a_cache_that_nobody_records_closes_without_waiting(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "LAST_S", 10 * PATIENCE_S)
+    engine = open_engine(str(config), name="ends")
+    (cache,) = caches()
+    told(cache, "/requests?hashes=1")
+    begun = time.monotonic()
+    engine.close()
+    assert time.monotonic() - begun < 5 * PATIENCE_S

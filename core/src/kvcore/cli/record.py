@@ -18,8 +18,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from kvcore.api.errors import ConfigError, KVCoreError
-from kvcore.api.units import parse_duration
-from kvcore.cli import asking
+from kvcore.cli import arguments, asking
 from kvcore.cli.output import error, print_json
 from kvcore.cli.progress import Progress
 
@@ -35,7 +34,9 @@ ID_BYTES = 7
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `kvcore record`."""
     parser.add_argument("out", metavar="OUT", help="the trace to write, packed when it ends with .gz; - is stdout")
-    parser.add_argument("--seconds", metavar="N", type=_seconds, help="end after so long (default: with Ctrl-C)")
+    parser.add_argument(
+        "--seconds", metavar="N", type=arguments.seconds, help="end after so long (default: with Ctrl-C)"
+    )
     parser.add_argument("--past", action="store_true", help="begin with the requests that are on record already")
     parser.add_argument("--json", action="store_true", help="what was recorded, as JSON on stdout")
     asking.add_caches(parser)
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         while True:
             ending = over.is_set() or (args.seconds is not None and time.monotonic() - begun >= args.seconds)
             alive = [f for f in followed if not f.gone]
-            progress.add(_round(recording, alive))
+            progress.add(_round(recording, alive, goes_on=not ending))
             if ending or not alive:
                 break
             over.wait(
@@ -153,14 +154,15 @@ class Followed:
         with asking.understood(cache):
             self._since = int(max(0, known["oldest"] - 1) if past else known["newest"])
 
-    def read(self) -> list[dict[str, Any]]:
-        """What was asked since the last time."""
+    def read(self, goes_on: bool = False) -> list[dict[str, Any]]:
+        """What was asked since the last time. `goes_on`: it is read again, also where the cache is being closed."""
         from kvcore.service.inspect import ask
 
         found: list[dict[str, Any]] = []
+        follow = "&follow=1" if goes_on else ""
         while not self.gone:
             try:
-                page = ask(self.cache, f"/requests?hashes=1&limit={PAGE}&since={self._since}")
+                page = ask(self.cache, f"/requests?hashes=1&limit={PAGE}&since={self._since}{follow}")
                 with asking.understood(self.cache):
                     some = page["requests"]
                     if some:
@@ -189,12 +191,12 @@ def entrances(caches: "Sequence[Cache]", *, all_of_them: bool) -> "list[tuple[Ca
     ]
 
 
-def _round(recording: Recording, followed: Sequence[Followed]) -> int:
-    """Read and write what is new; how many requests that were."""
+def _round(recording: Recording, followed: Sequence[Followed], *, goes_on: bool) -> int:
+    """Read and write what is new; how many requests that were. `goes_on`: this is not the last time."""
     from datetime import datetime
 
     before = recording.requests
-    found = [(datetime.fromisoformat(r["at"]).timestamp(), f.headed, r) for f in followed for r in f.read()]
+    found = [(datetime.fromisoformat(r["at"]).timestamp(), f.headed, r) for f in followed for r in f.read(goes_on)]
     for at, headed, request in sorted(found, key=lambda entry: entry[0]):
         recording.add(request, at, headed=headed)
     recording.flush()
@@ -252,10 +254,3 @@ def _tell(args: argparse.Namespace, recording: Recording, followed: Sequence[Fol
     if not recording.requests:
         error("nothing was recorded, and there is no trace: no request with a name came in, or none at all")
     return 0 if recording.requests else 1
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text) if text.replace(".", "", 1).isdecimal() else parse_duration(text)
-    except ValueError as e:
-        raise argparse.ArgumentTypeError(str(e)) from None

@@ -82,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
             known = ", ".join(f"{method} {path}" for method, path in ROUTES)
             self.send_error(404, f"there is no {self.command} {url.path}: there are {known}")
             return
-        if self._subject.closing:
+        if self._subject.closing and not route.late:
             self.send_error(503, "it is being closed")
             return
         try:

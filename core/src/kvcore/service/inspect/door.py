@@ -25,6 +25,8 @@ ASK_S = 5.0
 """A client says all that it wants within so long: nobody else is answered meanwhile."""
 TAKE_S = 10.0
 """It takes the answer within so long."""
+LAST_S = 1.5
+"""Who records asks every second: so long a cache that closes waits for the last question."""
 LACK_S = 1.0
 """After so long it is tried again when there were no more files."""
 _LACKS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
@@ -60,6 +62,8 @@ class Door:
         self._subject = subject
         self._pid = os.getpid()
         self._over = False
+        self._read_at = subject.read_at
+        self._answered = threading.Event()
         self._log = Throttle()
         self._socket = socket.socket(socket.AF_UNIX)
         try:
@@ -73,14 +77,26 @@ class Door:
         threading.Thread(target=self._serve, name="kvcore-inspect", daemon=True).start()
 
     def close(self) -> None:
-        """Nobody can ask any more. Idempotent; in a fork the socket stays the parent's."""
+        """Nobody can ask any more, once who records has the last requests. Idempotent; in a fork the socket stays the
+        parent's."""
         if os.getpid() == self._pid and not self._over:
+            self._wait_for_recorder()
             self._over = True
             atexit.unregister(self.close)
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # which wakes the thread
             self._socket.close()
             self.path.unlink(missing_ok=True)
+
+    def _wait_for_recorder(self) -> None:
+        closing = time.monotonic()
+        if closing - self._read_at > 2 * LAST_S:
+            return  # nobody records
+        while (left := closing + LAST_S - time.monotonic()) > 0:
+            self._answered.clear()
+            if self._read_at >= closing:
+                return
+            self._answered.wait(left)
 
     def forked(self) -> None:
         """In the child nobody answers: the socket would seem alive there after the parent's end."""
@@ -102,6 +118,8 @@ class Door:
                 continue
             with asking:
                 _answer(asking, self._subject)
+            self._read_at = self._subject.read_at
+            self._answered.set()
 
 
 def _answer(asking: socket.socket, subject: Subject) -> None:

@@ -25,6 +25,8 @@ COMMANDS = {
     "explain": ("kvcore.cli.explain", "why a request's prompt was found, or not, and what that saved"),
     "diff": ("kvcore.cli.diff", "how much two prompts have in common, to the cache"),
     "top": ("kvcore.cli.top", "what open caches are doing, live"),
+    "pin": ("kvcore.cli.pin", "keep a prefix in the L1 of open caches for a time"),
+    "clear": ("kvcore.cli.clear", "have open caches forget objects"),
     "bench": ("kvcore.cli.bench", "measure speed against this machine's limits"),
     "plan": ("kvcore.cli.plan", "a model's KV: its size, load against compute time, and what to configure"),
     "record": ("kvcore.cli.record", "record the lookups of running caches as an anonymous trace"),

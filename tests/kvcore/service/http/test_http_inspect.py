@@ -43,3 +43,23 @@ def test_what_names_requests_needs_the_token(serve: Any) -> None:
     assert client.get("/history").status == 200
     for path in ("/requests", "/hot"):
         assert client.get(path).status == 401
+
+
+def test_a_prefix_is_pinned_with_the_token(serve: Any) -> None:
+    engine, client = serve()
+    space = engine.register(spec())
+    put(engine, space, hashes(4))
+    lookup = engine.lookup(space, hashes(4), asked=Asked("r", 128))
+    assert lookup.wait(60)
+    engine.release(lookup)
+    wanted = {"prefix": hashes(3)[2].hex()[:12], "seconds": 60}
+    answer = client.post("/pin", wanted)
+    assert (answer.status, answer.body["pinned"], answer.body["chunks"]) == (200, 3, 3)
+    assert client.post("/pin", {**wanted, "seconds": 0}).body["ended"] == 3
+    assert client.post("/pin", wanted).body["pinned"] == 3
+    assert client.post("/clear", {"all": True}).body["l1"] == 4  # which ends pins
+    answer = client.post("/pin", {"prefix": "00" * 6, "seconds": 60})
+    assert (answer.status, answer.body["type"]) == (404, "urn:kvcore:no-prefix")
+    answer = client.post("/pin", {"seconds": 60})
+    assert answer.status == 422
+    assert "give either the tokens of a prompt or the prefix" in answer.body["detail"]

@@ -30,8 +30,9 @@ from kvcore.service.http.problems import Problem
 from kvcore.service.http.routes import Call, Endpoint, http_problem, route
 from kvcore.service.http.settings import ConfigModel, settings
 from kvcore.service.http.ui import routes as ui_routes
-from kvcore.service.inspect import explaining, views
+from kvcore.service.inspect import changing, explaining, views
 from kvcore.service.inspect import models as shown
+from kvcore.service.inspect.changing import PinModel, PinnedModel
 from kvcore.service.inspect.hot import hot
 from kvcore.service.inspect.subject import Subject
 from kvcore.tenants import Usage
@@ -208,6 +209,12 @@ class Api:
         tiers = [self._tier(name) for name in dict.fromkeys(names)]
         return await clear(self._engine, wanted, tiers, self._turns, self._work)
 
+    async def pin(self, call: Call) -> PinnedModel:
+        try:
+            return await self._view(changing.pin, call.body)
+        except NotOnRecord as error:
+            raise Problem(404, "no-prefix", str(error)) from error
+
     # -- tenants -----------------------------------------------------------------------------------------------------
 
     async def tenants(self, call: Call) -> m.TenantsModel:
@@ -342,6 +349,10 @@ def endpoints(api: Api) -> list[Endpoint]:
         Endpoint(
             "POST", "/clear", "Forget objects. What a model computes meanwhile may be there again",
             api.clear, m.ClearedModel, "token", body=m.ClearModel, problems=(404,),
+        ),
+        Endpoint(
+            "POST", "/pin", "Keep a prefix in L1 for a time, or no longer",
+            api.pin, PinnedModel, "token", body=PinModel, problems=(404,), most_bytes=MAX_PROMPT_BYTES,
         ),
         Endpoint("GET", "/tenants", "What tenants hold and may", api.tenants, m.TenantsModel, "token", m.TenantsQuery),
         Endpoint(

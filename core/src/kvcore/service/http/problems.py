@@ -1,9 +1,12 @@
 """Errors over HTTP: one JSON shape (RFC 9457), with the next step in its text."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
-from starlette.responses import Response
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -68,9 +71,11 @@ class Problem(Exception):
         self.faults = list(faults)
         self.headers = headers
 
-    def response(self) -> Response:
+    def response(self) -> "Response":
         """The response that says it."""
         from http import HTTPStatus
+
+        from starlette.responses import Response
 
         model = ProblemModel(
             type=f"urn:kvcore:{self.kind}",

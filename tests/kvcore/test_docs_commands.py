@@ -1,18 +1,22 @@
-"""The commands of docs/operations.md, docs/plan.md, docs/server.md and core/README.md, run as they stand there: only
-paths and sizes are smaller, and a word in capitals is what a reader puts there."""
+"""The commands of docs/operations.md, docs/gpu.md, docs/plan.md, docs/server.md and core/README.md, run as they stand
+there: only paths and sizes are smaller, and a word in capitals is what a reader puts there."""
 
 import json
 import os
 import re
+import runpy
+import shlex
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
-from docs_blocks import blocks, commands
+from docs_named import parsed
 
+from docs_blocks import ROOT, blocks, commands, lines
 from kvcore.api import KeySource
 from kvcore.cli import main
+from kvcore.cli.child import Outcome
 from kvcore.engine import CacheEngine
 from kvcore.service.inspect import Subject, show
 from kvcore.testing.chunks import contents, hashes, put, spec
@@ -34,9 +38,8 @@ def configuration(page: str) -> str:
 
 
 def begins(page: str, *starts: str) -> list[list[str]]:
-    """The page's commands of blocks that begin so, but the doctor."""
-    found = [words for b in blocks(page) if b.language == "" and b.first.startswith(starts) for words in commands(b)]
-    return [words for words in found if words[1] != "doctor"]  # it takes ten seconds: test_cli.py
+    """The page's commands of blocks that begin so."""
+    return [words for b in blocks(page) if b.language == "" and b.first.startswith(starts) for words in commands(b)]
 
 
 def fill(config: str = "kvcore.yaml") -> str:
@@ -57,25 +60,49 @@ def test_operations(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setenv("KVCORE_CONFIG", "kvcore.yaml")
     namespace = fill()
     found = begins("docs/operations.md", "kvcore doctor", "kvcore store")
-    assert len(found) == 10
+    assert len(found) == 11
     said = {}
     for words in found:
         if "cp" in words:
             assert fill() == namespace
         given = [namespace if word == "NAMESPACE" else word for word in words[1:]]
-        assert main(given) == 0, (words, capsys.readouterr())
+        status = main(given)
+        assert status == 0 or words[1] == "doctor", (words, capsys.readouterr())
         said[" ".join(words)] = capsys.readouterr().out
     assert namespace in said["kvcore store ls"]
+    doctor_tells(said["kvcore doctor kvcore.yaml"])
     assert any((folder / "new").rglob(f"{namespace}-0-*"))
 
 
-def test_core_readme(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_core_readme(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvcore.cli.doctor.call", NOT_LOOKED_AT)  # what takes seconds, and is looked at elsewhere here
     (folder / "kvcore.yaml").write_text(configuration("core/README.md"))
     (folder / "disk").mkdir()
     found = begins("core/README.md", "kvcore config check")
-    assert [words[1] for words in found] == ["config", "plugins"]
-    for words in found:
+    assert [words[1] for words in found] == ["config", "plugins", "doctor"]
+    *others, doctor = found
+    for words in others:
         assert main(words[1:]) == 0, (words, capsys.readouterr())
+    main(doctor[1:])
+    doctor_tells(capsys.readouterr().out)
+
+
+def test_doctor(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/gpu.md, where there is none."""
+    (folder / "kvcore.yaml").write_text("l1: {size: 64MiB}\nl2: [{storage: {plugin: disk, path: disk}}]\n")
+    monkeypatch.setenv("KVCORE_CONFIG", "kvcore.yaml")
+    (line,) = lines("docs/gpu.md", "kvcore doctor")
+    main(shlex.split(line, comments=True)[1:])
+    doctor_tells(capsys.readouterr().out)
+
+
+NOT_LOOKED_AT = lambda *words, timeout_s: Outcome(False, "not looked at", 0.0)  # noqa: E731
+
+
+def doctor_tells(said: str) -> None:
+    """It has looked at everything; what it says of this machine, and so its status, is the machine's."""
+    for subject in ("memory", "torch", "tier disk"):
+        assert re.search(rf"\b{subject}\b", said), said
 
 
 def test_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,15 +120,30 @@ def test_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.rstrip() == shown.rstrip()
 
 
-def test_serve() -> None:
-    """docs/server.md: one file, one command."""
-    ((command,),) = [commands(b) for b in blocks("docs/server.md") if b.first.startswith("kvcore serve")]
+@pytest.mark.parametrize("page", ["docs/server.md", "README.md"])
+def test_serve(page: str) -> None:
+    """One file, that of docs/server.md, and one command."""
+    ((command,),) = [commands(b) for b in blocks(page) if b.first.startswith("kvcore serve")]
     with tempfile.TemporaryDirectory(prefix="kv") as short:
         text = configuration("docs/server.md").replace("/run/kvcore", short)
         (Path(short) / "kvcore.yaml").write_text(text)
         ready = (Path(short) / "kvcore.sock").is_socket
         with Server("kvcore", [sys.executable, "-m", "kvcore", *command[1:]], ready=ready, folder=Path(short)):
             assert ready()
+
+
+def test_what_the_benchmark_of_engines_runs(folder: Path) -> None:
+    """docs/performance.md: the script's own parser takes the line, and kvcore's the commands that it makes of it."""
+    (line,) = lines("docs/performance.md", "python benchmarks/engines.py")
+    script = runpy.run_path(str(ROOT / "benchmarks" / "engines.py"))
+    words = shlex.split(line)[2:]
+    options = script["arguments"]().parse_args(words)
+    assert options.only == list(script["WORKLOADS"])
+    options.out.mkdir(parents=True)
+    for name in options.only:
+        _, _, *command = script["command"](name, options)
+        assert command[:4] == ["kvcore", "bench", "engine", name]
+        parsed(command)
 
 
 def test_what_runs_is_pinned_and_cleared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,9 @@
-"""Engines and their workers for `test_chaos.py`, as processes that are forked from this one in a millisecond.
+"""Engines and their workers for `chaos.py`, as processes that are forked from this one in a millisecond.
 
 `python chaos_clients.py CONFIG` hears one JSON list a line and answers each with one. An engine looks up, retrieves,
 reserves and publishes at random; its worker, a process of its own, copies by plan and checks every byte that the
-generations say is to be believed. What must not happen is written to a file that all of them share.
+generations say is to be believed. What must not happen is written to a file that all of them share. SIGUSR1 has an
+engine rest, SIGUSR2 go on.
 """
 
 import ctypes
@@ -14,19 +15,27 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
 from kvcore.api import ArenaError, LeaseError
 from kvcore.config import Config, load_config
-from kvcore.engine import attach_arena
+from kvcore.engine import GroupSpec, ModelSpec, attach_arena
 from kvcore.plugins import Registry, registry_from_env
 from kvcore.service.client import RemoteEngine
 from kvcore.testing.chunks import spec
 
 DOCUMENTS, CHUNKS, OBJECT_BYTES = 24, 8, 128 << 10
+MODELS = {
+    "plain": spec(),
+    "windowed": ModelSpec(
+        "test", "n", "w", "bfloat16", 2, "LBHNC", "CPU", "vec", 32, 1,
+        (GroupSpec(("a", "b"), (64 << 10, 64 << 10)), GroupSpec(("c",), (192 << 10,), window_tokens=64)),
+    ),
+}  # fmt: skip
+"""Objects of `OBJECT_BYTES`; of two sizes."""
 SLOW_S = 1.5
 """A call that takes longer is told. A reply may take 0.3 s in these tests; two cores are shared by ten processes."""
 WAIT_S = 0.5
@@ -38,9 +47,20 @@ def key(document: int, chunk: int) -> bytes:
     return hashlib.sha256(f"{document}.{chunk}".encode()).digest()
 
 
-def pattern(document: int, chunk: int) -> bytes:
-    """What the chunk's object holds."""
-    return hashlib.sha256(f"bytes of {document}.{chunk}".encode()).digest() * (OBJECT_BYTES // 32)
+def pattern(label: str, nbytes: int) -> bytes:
+    """What the object with this label holds."""
+    return hashlib.sha256(f"bytes of {label}".encode()).digest() * (nbytes // 32)
+
+
+class Rest:
+    """Whether engines rest. Set by signals, from before there is any."""
+
+    now = False
+
+    @classmethod
+    def obey(cls) -> None:
+        signal.signal(signal.SIGUSR1, lambda *_: setattr(cls, "now", True))
+        signal.signal(signal.SIGUSR2, lambda *_: setattr(cls, "now", False))
 
 
 class Diary:
@@ -74,10 +94,13 @@ def work(jobs: Connection, diary: Diary, ran: random.Random) -> None:
         except (EOFError, OSError):
             return
         try:
-            if arena != token:
+            if arena != token or kind == "rest":
                 if view is not None:
                     view.close()
                 view, token = None, ""
+                if kind == "rest":
+                    jobs.send(True)
+                    continue
                 if descriptor is None:
                     raise ArenaError("an arena that is not known")
                 view, token = attach_arena(descriptor), arena
@@ -91,96 +114,144 @@ def work(jobs: Connection, diary: Diary, ran: random.Random) -> None:
 
 
 def _store(view: Any, copies: list[Any], ran: random.Random) -> bool:
-    for slot, _, document, chunk in copies:
-        data = pattern(document, chunk)
-        for at in _parts(ran):
-            view.buffer[slot + at : slot + at + OBJECT_BYTES // _PARTS] = data[at : at + OBJECT_BYTES // _PARTS]
+    for slot, _, label, nbytes in copies:
+        data = pattern(label, nbytes)
+        for at in _parts(ran, nbytes):
+            view.buffer[slot + at : slot + at + nbytes // _PARTS] = data[at : at + nbytes // _PARTS]
     return True
 
 
 def _load(view: Any, copies: list[Any], diary: Diary, ran: random.Random) -> bool:
-    for slot, generation, document, chunk in copies:
+    for slot, generation, label, nbytes in copies:
         data = bytearray()
-        for at in _parts(ran):
-            data += view.buffer[slot + at : slot + at + OBJECT_BYTES // _PARTS]
+        for at in _parts(ran, nbytes):
+            data += view.buffer[slot + at : slot + at + nbytes // _PARTS]
         if view.generation(slot) != generation:
             diary.count("not believed")  # the engine computes it
-        elif data != pattern(document, chunk):
-            diary.tell("wrong", document, chunk, slot, generation, bytes(data[:8]).hex(), time.monotonic())
+        elif data != pattern(label, nbytes):
+            diary.tell("wrong", label, slot, generation, bytes(data[:8]).hex(), time.monotonic())
         else:
             diary.count("right")
+            diary.count("bytes", nbytes)
     diary.flush()
     return True
 
 
-def _parts(ran: random.Random) -> list[int]:
+def _parts(ran: random.Random, nbytes: int) -> list[int]:
     """Offsets of an object's parts, and now and then a pause before one: nothing says that a copy is quick."""
     if ran.random() < 0.3:
         time.sleep(ran.random() * 0.02)
-    return [i * (OBJECT_BYTES // _PARTS) for i in range(_PARTS)]
+    return [i * (nbytes // _PARTS) for i in range(_PARTS)]
 
 
 # -- the engine --------------------------------------------------------------------------------------------------------
 
 
 class Client:
-    """An engine's scheduler half: every call is timed, and none may raise."""
+    """An engine's scheduler half: every call is timed, and none may raise.
 
-    def __init__(self, config: Config, registry: Registry, jobs: Connection, diary: Diary, ran: random.Random) -> None:
+    Args:
+        tenants, models: whose KV it looks up and stores, and of which of `MODELS`.
+        tidy: it ends every lease itself. Otherwise some are left to run out.
+        guests: so often it comes with a tenant that is never heard of again.
+        documents: so many there are.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        registry: Registry,
+        jobs: Connection,
+        diary: Diary,
+        ran: random.Random,
+        tenants: Sequence[str] = ("",),
+        models: Sequence[str] = ("plain",),
+        tidy: bool = False,
+        guests: float = 0.0,
+        documents: int = DOCUMENTS,
+    ) -> None:
         self._engine: Any = RemoteEngine(config, registry, "chaos", lambda: None)
-        self._space = self._engine.register(spec())
+        self._spaces = [(f"{t}.{m}", self._engine.register(MODELS[m], t)) for t in tenants for m in models]
         self._jobs = jobs
         self._diary = diary
         self._ran = ran
+        self._forgets = 0.0 if tidy else 0.03
+        self._guests = guests
+        self._documents = documents
+        self._took: list[float] = []
 
     def run(self) -> None:
         """Until its worker is gone, or it is."""
         steps = 0
         while True:
             try:
+                if Rest.now:
+                    self._rest()
                 self._step()
             except (EOFError, OSError):
                 return
             steps += 1
             if steps % 10 == 0:
+                self._diary.tell("took", self._took)
                 self._diary.flush()
+                self._took.clear()
+
+    def _rest(self) -> None:
+        """Its worker lets go of the arena: while one has it mapped, the server may have to keep slots for it."""
+        self._jobs.send(("rest", "", None, []))
+        self._jobs.recv()
+        while Rest.now:
+            time.sleep(0.02)
 
     def _step(self) -> None:
         ran = self._ran
-        document, count = ran.randrange(DOCUMENTS), ran.randint(1, CHUNKS)
+        label, space = ran.choice(self._spaces)
+        if ran.random() < self._guests:
+            label = f"guest {ran.getrandbits(32)}"
+            space = self._call(self._engine.register, MODELS["plain"], label)
+        document, count = ran.randrange(self._documents), ran.randint(1, CHUNKS)
+        label = f"{label}.{document}"
         keys = [key(document, i) for i in range(count)]
-        lookup = self._call(self._engine.lookup, self._space, keys)
-        self._call(lookup.wait, WAIT_S)
+        begun = time.monotonic()
+        lookup = self._call(self._engine.lookup, space, keys)
+        aborted = ran.random() < self._forgets
+        if not aborted:
+            self._call(lookup.wait, WAIT_S)
         end = self._call(lookup.poll)
+        if end is not None:
+            self._took.append(round(1000 * (time.monotonic() - begun), 2))
         self._diary.count("lookups")
         if end:
             try:
-                copies = self._call(self._engine.retrieve, lookup, 0, self._blocks(end))
+                copies = self._call(self._engine.retrieve, lookup, 0, self._blocks(space, end))
             except LeaseError:
                 self._diary.count("late")
             else:
-                self._copy("load", lookup.arena, document, copies)
-        if ran.random() > 0.03:  # else its leases run out
+                self._copy("load", lookup.arena, space, label, copies)
+        if aborted or ran.random() >= self._forgets:  # else its leases run out
             self._call(self._engine.release, lookup)
-        plan = self._call(self._engine.reserve, self._space, keys, end or 0, count, self._blocks(count))
+        plan = self._call(self._engine.reserve, space, keys, end or 0, count, self._blocks(space, count))
         if plan.copies:
-            done = self._copy("store", plan.arena, document, plan.copies)
-            if ran.random() > 0.03:  # else it never says so
+            done = self._copy("store", plan.arena, space, label, plan.copies)
+            if ran.random() >= self._forgets:  # else it never says so
                 self._call(self._engine.publish, plan.id, done)
                 self._diary.count("stored" if done else "not stored", len(plan.copies))
         elif not self._engine.descriptor():
             self._diary.count("alone")
             time.sleep(0.02)  # computes
 
-    def _copy(self, kind: str, arena: str, document: int, copies: list[Any]) -> bool:
+    def _copy(self, kind: str, arena: str, space: Any, label: str, copies: list[Any]) -> bool:
         descriptor = self._call(self._engine.descriptor)
         known = descriptor if descriptor is not None and descriptor["token"] == arena else None
-        blocks = self._space.chunk_blocks
-        self._jobs.send((kind, arena, known, [(c.slot, c.generation, document, c.blocks[0] // blocks) for c in copies]))
+        wanted = []
+        for c in copies:
+            chunk = c.blocks[0] // space.chunk_blocks
+            wanted.append((c.slot, c.generation, f"{label}.{chunk}.{c.group}", space.groups[c.group].nbytes))
+        self._jobs.send((kind, arena, known, wanted))
         return bool(self._jobs.recv())
 
-    def _blocks(self, chunks: int) -> list[list[int]]:
-        return [list(range(chunks * self._space.chunk_blocks))]
+    def _blocks(self, space: Any, chunks: int) -> list[list[int]]:
+        return [list(range(chunks * space.chunk_blocks))] * len(space.groups)
 
     def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
         begun, waited = time.monotonic(), _waited_s()
@@ -218,8 +289,8 @@ def _forked(run: Callable[[], None]) -> int:
     return pid
 
 
-def _start(config: Config, registry: Registry, diary: str, seed: int) -> list[int]:
-    """An engine's and its worker's process."""
+def _start(config: Config, registry: Registry, diary: str, seed: int, how: dict[str, Any]) -> list[int]:
+    """An engine's and its worker's process; `how`: see `Client`."""
     near, far = Pipe()
 
     def worker() -> None:
@@ -228,7 +299,7 @@ def _start(config: Config, registry: Registry, diary: str, seed: int) -> list[in
 
     def engine() -> None:
         far.close()
-        Client(config, registry, near, Diary(diary), random.Random(seed)).run()
+        Client(config, registry, near, Diary(diary), random.Random(seed), **how).run()
 
     pids = [_forked(engine), _forked(worker)]
     near.close()
@@ -238,6 +309,7 @@ def _start(config: Config, registry: Registry, diary: str, seed: int) -> list[in
 
 def main() -> None:
     """Children are waited for here only, so that no number of a process is ever another's."""
+    Rest.obey()
     children: set[int] = set()
     registry = registry_from_env()
     config = load_config(sys.argv[1], registry=registry)  # once for all: it takes far longer than a fork

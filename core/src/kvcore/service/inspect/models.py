@@ -154,8 +154,6 @@ class RequestsQuery(Model):
     """With the hashes of their chunks."""
     follow: bool = False
     """Whoever asks records, and will ask again: a cache that closes waits for that, for a second and a half at most."""
-    follow: bool = False
-    """Whoever asks records, and will ask again: a cache that closes waits for that, for a second and a half at most."""
 
 
 class RequestModel(Model):

@@ -49,8 +49,6 @@ class Subject:
     """What views keep between two questions."""
     read_at: float = float("-inf")
     """When somebody who records it has last read all requests, by the monotonic clock."""
-    read_at: float = float("-inf")
-    """When somebody who records it has last read all requests, by the monotonic clock."""
 
     @property
     def kind(self) -> Kind:

@@ -60,8 +60,6 @@ def requests(subject: Subject, query: m.RequestsQuery) -> m.RequestsModel:
     oldest = decisions.since(0, 1)
     if query.follow and len(found) < query.limit:  # it has all of them
         subject.read_at = time.monotonic()
-    if query.follow and len(found) < query.limit:  # it has all of them
-        subject.read_at = time.monotonic()
     return m.RequestsModel(
         requests=[request(d, spaces, sizes, hashes=query.hashes) for d in found],
         next=found[-1].seq if found else since,

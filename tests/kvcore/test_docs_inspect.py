@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from docs_blocks import ROOT, blocks, commands
 
+from docs_blocks import ROOT, blocks, commands
 from kvcore.cli import main
 from kvcore.engine import CacheEngine
 from kvcore.service import open_engine

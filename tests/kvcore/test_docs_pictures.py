@@ -8,6 +8,7 @@ from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
+
 from docs_blocks import ROOT, pages
 
 PICTURES = sorted((ROOT / "docs/pictures").glob("*.svg"))

@@ -581,3 +581,21 @@ def test_metrics_text_is_prometheus(engine: CacheEngine) -> None:
     assert "# TYPE kvcore_hit_chunks_total counter" in text
     assert 'kvcore_hit_chunks_total{source="l1"} 2.0' in text
     assert 'kvcore_miss_chunks_total{reason="absent"} 1.0' in text
+
+
+def test_write_leases_that_run_out_again_and_again_are_one_line(
+    engine: CacheEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    space = engine.register(spec())
+
+    async def reap() -> None:
+        engine.manager._reap()
+
+    real = engine.l1._clock
+    for i in range(1, 4):
+        engine.reserve(space, hashes(2, str(i)), 0, 2, [[0, 1]])
+        engine.l1._clock = lambda i=i: real() + i * 2 * engine.l1.lease_s
+        engine.manager.loop.submit(reap()).result(30)
+    assert engine.stats()['kvcore_expired_leases_total{kind="write"}'] == 3
+    lines = [r.getMessage() for r in caplog.records if "leases ran out" in r.getMessage()]
+    assert lines == ["1 write leases ran out: their slots wait for the holder's answer"]

@@ -24,7 +24,7 @@ from kvcore.control.tiers import Tiers
 from kvcore.l1 import L1, Arena, L1Object, ObjectSpace
 from kvcore.l1.arena import available_memory
 from kvcore.l2 import Tier
-from kvcore.observe import Journal, Metrics, logger
+from kvcore.observe import Journal, Metrics, Throttle, logger
 from kvcore.observe.history import History
 from kvcore.observe.journal import MAX_OBJECTS
 from kvcore.observe.savings import Evictions
@@ -74,6 +74,7 @@ class StorageManager:
         self.reaped_at = self.reap_by = time.monotonic()
         """When the reaper last ran, and when it is to run again."""
         self._stirred = asyncio.Event()
+        self._log = Throttle()
         self.resting = False
         """Nothing is looked after until a lease's time is over, or somebody calls `stir`."""
         self.loop = LoopThread("kvcore-io")
@@ -261,7 +262,7 @@ class StorageManager:
         self.tenancy.forget()
         self.tenancy.refresh(self.metrics)
         if writes:
-            logger.warning("%d write leases ran out: their slots wait for the holder's answer", writes)
+            self._log.warning("write", f"{writes} write leases ran out: their slots wait for the holder's answer")
 
     def _tenant(self, namespace: bytes) -> str:
         return self.tenancy.tenant(namespace)

@@ -46,21 +46,21 @@ def make(tmp_path: Path) -> Make:
 
     def made(settings: "dict[str, Any]", bos: bool = False, model_type: str = "") -> str:
         plain = Plain(models.BPE())
-        plain.normalizer = normalizers.NFC()  # type: ignore[assignment]
-        plain.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
+        plain.normalizer = normalizers.NFC()
+        plain.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
-        plain.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+        plain.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)  # type: ignore[call-arg]
+        trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
         plain.train_from_iterator([*TEXTS], trainer)
         plain.add_special_tokens([AddedToken(t, special=True) for t in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")])
         ident = plain.token_to_id("<|im_start|>")
         if bos:
-            plain.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+            plain.post_processor = processors.TemplateProcessing(
                 single="<|im_start|> $A", special_tokens=[("<|im_start|>", ident)]
             )
         plain.enable_truncation(8)

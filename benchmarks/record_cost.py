@@ -80,6 +80,7 @@ class Engine:
         extra = {"kvcore.l1.size": "2GiB", "kvcore.l2": []}
         transfer = {"kv_connector": "KVCoreConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
         self._llm = LLM(model, dtype="bfloat16", max_model_len=8192, enforce_eager=True, kv_transfer_config=transfer)
+        self._vocabulary = self._llm.model_config.get_vocab_size()
         self._random = random.Random(1)
         self._in_calls = 0.0
         half: Any = self._llm.llm_engine.engine_core.engine_core.scheduler.connector.scheduler
@@ -105,7 +106,7 @@ class Engine:
 
     def tokens(self, count: int) -> list[int]:
         """A new text."""
-        return [self._random.randrange(3, 40_000) for _ in range(count)]
+        return [self._random.randrange(3, self._vocabulary) for _ in range(count)]
 
     def forget(self) -> None:
         """Empty vLLM's own prefix cache."""

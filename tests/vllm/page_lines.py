@@ -141,7 +141,15 @@ class Engine(Client):
 
 
 def work(folder: str, *command: str) -> None:
-    """The command to its end, in a process group of its own."""
+    """The command to its end, in a process group of its own. Raises for one that fails."""
+    try:
+        _run(folder, command)
+    except SystemExit as end:
+        if end.code:
+            raise
+
+
+def _run(folder: str, command: Sequence[str]) -> NoReturn:
     from engines import fork_ranks
 
     os.setsid()

@@ -1,13 +1,15 @@
 """A tier whose calls are spans of the request that they are made for."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from kvcore.api import Failed, LoadOutcome, Missing, ObjectKey, StoreOutcome
 from kvcore.l2.tier import Tier
 from kvcore.l2.transfer import Loads, Stores, Transfer
 from kvcore.observe.spans import CURRENT, OpenSpan, within
+
+M = TypeVar("M", Loads, Stores)
 
 
 class TracedTier(Tier):
@@ -28,29 +30,24 @@ class TracedTier(Tier):
 
     async def load(self, wanted: Sequence[Transfer], held: Callable[[], bool] = lambda: True) -> Loads:
         """See `Tier.load`."""
-        span = self._begin("load", len(wanted))
-        if span is None:
-            return await super().load(wanted, held)
-        loads = Loads([])
-        try:
-            with within(span):
-                loads = await super().load(wanted, held)
-            return loads
-        finally:
-            _end(span, wanted, loads.outcomes)
+        return await self._spanned("load", wanted, super().load(wanted, held))
 
     async def store(self, given: Sequence[Transfer], *args: Any, **kwargs: Any) -> Stores:
         """See `Tier.store`."""
-        span = self._begin("store", len(given))
+        return await self._spanned("store", given, super().store(given, *args, **kwargs))
+
+    async def _spanned(self, op: str, batch: Sequence[Transfer], call: Coroutine[Any, Any, M]) -> M:
+        span = self._begin(op, len(batch))
         if span is None:
-            return await super().store(given, *args, **kwargs)
-        stores = Stores([])
+            return await call
+        outcomes: Sequence[LoadOutcome | StoreOutcome] = ()
         try:
             with within(span):
-                stores = await super().store(given, *args, **kwargs)
-            return stores
+                moved = await call
+            outcomes = moved.outcomes
+            return moved
         finally:
-            _end(span, given, stores.outcomes)
+            _end(span, batch, outcomes)
 
     def _begin(self, op: str, objects: int) -> OpenSpan | None:
         above = CURRENT.get()

@@ -151,7 +151,7 @@ class Cache:
         except (TimeoutError, RuntimeError, KVCoreError) as error:
             why = f"the tiers' loop does not answer: {error or 'something blocks it'}"
             return {}, silent | dict.fromkeys(asked, why)
-        silent |= {name: f"it has not answered within {ASK_S:g} s" for name, answer in said.items() if answer is None}
+        silent |= {name: f"it has said nothing within {ASK_S:g} s" for name, answer in said.items() if answer is None}
         return {name: answer for name, answer in said.items() if answer is not None}, silent
 
 
@@ -167,6 +167,6 @@ def needed(identity: Identity) -> list[int]:
 
 
 async def _ask(tiers: Mapping[str, Tier], keys: Sequence[ObjectKey]) -> dict[str, list[bool] | None]:
-    asked = {name: asyncio.ensure_future(tier.exists(keys)) for name, tier in tiers.items()}
+    asked = {name: asyncio.ensure_future(tier.ask(keys)) for name, tier in tiers.items()}
     await asyncio.wait(asked.values(), timeout=ASK_S)
     return {name: task.result() if task.done() and not task.cancelled() else None for name, task in asked.items()}

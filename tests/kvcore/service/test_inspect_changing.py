@@ -105,13 +105,18 @@ def test_what_cannot_be_cleared_is_said(
     assert says in capsys.readouterr().err
 
 
-def test_of_a_server_and_its_engine_the_server_is_cleared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_a_server_and_its_engine_the_server_is_asked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = {"l1": {"size": "8MiB"}, "l2": [], "min_object_size": "128KiB", "lookup_timeout": "20s"}
     with KVCoreServer(folder, config, name="s") as server:
         engine = open_engine(str(server.config), flags={"server.timeout": "10s"}, name="client")
         space = engine.register(spec())
         until(engine.descriptor, "a connection", PATIENCE_S)
         put(engine, space, hashes(3))  # type: ignore[arg-type]
+        lookup = engine.lookup(space, hashes(3))
+        assert lookup.wait(PATIENCE_S)
+        engine.release(lookup)
+        pinned = as_json(capsys, "pin", hashes(3)[2].hex()[:12], "--for", "1h")
+        assert (pinned["cache"][:7], pinned["pinned"]) == ("server-", 3)
         found = as_json(capsys, "clear", "--all", "--yes")
         assert (found["cache"][:7], found["l1"]) == ("server-", 3)
         _, err = told(capsys, "clear", "--all", "--yes", "--cache", "client", status=1)

@@ -766,17 +766,18 @@ def test_progress_on_a_terminal(tmp_path: Path) -> None:
 
 
 def test_the_commands_of_the_operators_page(tmp_path: Path) -> None:
-    """In their order, over its own configuration; `doctor` has tests of its own, and takes its time."""
+    """In their order, over its own configuration; `doctor` has tests of its own, and takes its time, and so has what is
+    asked of open caches."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text()
     (yaml,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.S | re.M)
     assert "/var/cache/kvcore" in yaml
     (tmp_path / "kvcore.yaml").write_text(yaml.replace("/var/cache/kvcore", "a").replace("100GiB", "1GiB"))
     (tmp_path / "new.yaml").write_text("l2: [{name: new, storage: {plugin: disk, path: new, capacity: 1GiB}}]\n")
     commands = re.findall(r"^ +(kvcore .*|curl .*)$", page, re.M)
-    assert len(commands) == 13
+    assert len(commands) == 19
     fill(tmp_path / "a", range(5), ONE)
     for command in commands:
-        if command.startswith(("curl", "kvcore doctor")):
+        if command.startswith(("curl", "kvcore doctor", "kvcore pin", "kvcore clear")):
             continue
         if "cp" in command:
             fill(tmp_path / "a", range(5), TWO)  # what came before has removed everything

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,19 @@ def test_a_server_killed_while_its_tiers_are_asked(folder: Path) -> None:
         assert lookup.wait(2)
         assert (lookup.poll(), lookup.misses) == (0, {"no_server": 8})
         engine.close()
+
+
+def test_who_watches_an_arena_ends_with_it(server: KVCoreServer) -> None:
+    """Also where the next connection gets the number of the one that was closed."""
+    engine, _ = connected(server)
+    for _ in range(50):
+        view = attach_arena(engine.descriptor())
+        view.watch(lambda: None)
+        view.close()
+    view = attach_arena(engine.descriptor())
+    until(lambda: "kvcore-watch" not in [t.name for t in threading.enumerate()], "the threads have ended")
+    view.close()
+    engine.close()
 
 
 def test_an_engine_that_is_gone_when_its_lookup_is_given_up(folder: Path) -> None:

@@ -68,6 +68,7 @@ class _ServedView(ArenaView):
 
     connection: socket.socket
     _closing = False
+    _watched: socket.socket | None = None
 
     @classmethod
     def attach_to_server(cls, descriptor: dict[str, Any], rank: int) -> "_ServedView":
@@ -97,11 +98,14 @@ class _ServedView(ArenaView):
 
     def watch(self, lost: Callable[[], None]) -> None:
         """See `ArenaView.watch`."""
+        # Its own descriptor: the number of one that is closed may be another file's before this thread looks again.
+        watched = self._watched = self.connection.dup()
         poll = select.poll()
-        poll.register(self.connection, select.POLLRDHUP)
+        poll.register(watched, select.POLLRDHUP)
 
         def wait() -> None:
-            poll.poll()
+            with watched:
+                poll.poll()
             if not self._closing:
                 lost()
 
@@ -154,6 +158,8 @@ def _forked() -> None:
     for view in list(_views):
         with suppress(OSError):
             view.connection.close()
+            if view._watched is not None:
+                view._watched.close()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -25,6 +25,7 @@ from kvcore.config import Config, load_config
 from kvcore.engine import GroupSpec, ModelSpec, attach_arena
 from kvcore.plugins import Registry, registry_from_env
 from kvcore.service.client import RemoteEngine
+from kvcore.service.store import RemoteStore
 from kvcore.testing.chunks import spec
 
 DOCUMENTS, CHUNKS, OBJECT_BYTES = 24, 8, 128 << 10
@@ -150,12 +151,17 @@ def _parts(ran: random.Random, nbytes: int) -> list[int]:
 class Client:
     """An engine's scheduler half: every call is timed, and none may raise.
 
+    Attributes:
+        slow_s: a call that takes longer is told.
+
     Args:
         tenants, models: whose KV it looks up and stores, and of which of `MODELS`.
         tidy: it ends every lease itself. Otherwise some are left to run out.
         guests: so often it comes with a tenant that is never heard of again.
         documents: so many there are.
     """
+
+    slow_s = SLOW_S
 
     def __init__(
         self,
@@ -264,8 +270,39 @@ class Client:
             os._exit(1)
         finally:
             ended = time.monotonic()
-            if ended - begun > SLOW_S:
-                self._diary.tell("slow", os.getpid(), call.__name__, begun, ended, _waited_s() - waited)
+            if ended - begun > self.slow_s:
+                self._diary.tell("slow", os.getpid(), call.__name__, begun, ended, _waited_s() - waited, self.slow_s)
+
+
+class StoreClient(Client):
+    """An engine that owns its host memory: its objects go between its buffers and the server's arena."""
+
+    slow_s = 2 * SLOW_S  # a load waits for the tiers itself
+
+    def __init__(self, *args: Any, tenants: Sequence[str] = ("",), **how: Any) -> None:
+        super().__init__(*args, tenants=tenants, **how)
+        self._store = RemoteStore(self._engine)
+        self._pages = [(t, self._store.register(MODELS["plain"], "chaos/1", t)) for t in tenants]
+
+    def _step(self) -> None:
+        tenant, space = self._ran.choice(self._pages)
+        document, count = self._ran.randrange(self._documents), self._ran.randint(1, CHUNKS)
+        keys = [key(document, i) for i in range(count)]
+        data = [pattern(f"{tenant}.page.{document}.{i}", OBJECT_BYTES) for i in range(count)]
+        pages = [bytearray(OBJECT_BYTES) for _ in keys]
+        there = self._call(self._store.load, space, keys, [[memoryview(page)] for page in pages])
+        for i in range(count):
+            if there[i] and pages[i] != data[i]:
+                self._diary.tell("wrong", tenant, document, i, bytes(pages[i][:8]).hex(), time.monotonic())
+        self._diary.count("right", sum(there))
+        self._diary.count("bytes", sum(there) * OBJECT_BYTES)
+        missing = [i for i in range(count) if not there[i]]
+        given = [[memoryview(data[i])] for i in missing]
+        self._diary.count("stored", sum(self._call(self._store.store, space, [keys[i] for i in missing], given)))
+        self._call(self._store.exists, space, keys)
+        if not self._engine.descriptor():
+            self._diary.count("alone")
+            time.sleep(0.02)  # computes
 
 
 def _waited_s() -> float:
@@ -290,7 +327,7 @@ def _forked(run: Callable[[], None]) -> int:
 
 
 def _start(config: Config, registry: Registry, diary: str, seed: int, how: dict[str, Any]) -> list[int]:
-    """An engine's and its worker's process; `how`: see `Client`."""
+    """An engine's and its worker's process; `how`: see `Client`, or with `store` a `StoreClient`."""
     near, far = Pipe()
 
     def worker() -> None:
@@ -299,7 +336,8 @@ def _start(config: Config, registry: Registry, diary: str, seed: int, how: dict[
 
     def engine() -> None:
         far.close()
-        Client(config, registry, near, Diary(diary), random.Random(seed), **how).run()
+        kind = StoreClient if how.pop("store", False) else Client
+        kind(config, registry, near, Diary(diary), random.Random(seed), **how).run()
 
     pids = [_forked(engine), _forked(worker)]
     near.close()

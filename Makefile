@@ -74,6 +74,7 @@ test: setup setup-sglang setup-lmcache ## Run every test, real servers and real 
 	@sh requirements/debian.sh "Ceph's S3 gateway" radosgw ceph-mon ceph-osd ceph-common
 	@sh requirements/debian.sh "the dashboard and the alert rules" prometheus
 	@sh requirements/debian.sh "the page" chromium fonts-dejavu-core
+	@sh requirements/debian.sh "some commands of the documentation" curl openssl
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-unit: setup ## Run the tests that need no engine

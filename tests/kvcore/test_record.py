@@ -126,7 +126,7 @@ def test_what_became_of_an_object_is_told_latest_first() -> None:
 
 
 def test_it_is_bounded_by_objects_and_says_since_when_it_knows() -> None:
-    journal = Journal(10)
+    journal = Journal(14)
     began = journal.since
     for start in range(0, 16, 4):
         journal.note("l1", "stored", "", keys(4, start))
@@ -136,6 +136,9 @@ def test_it_is_bounded_by_objects_and_says_since_when_it_knows() -> None:
     assert journal.since <= journal.of(hashes(1, 8)[0])[0].at
     journal.note("l1", "stored", "", keys(50))  # the latest is kept, however large
     assert len(journal) == 50
+    for start in range(100, 120):
+        journal.note("l1", "stored", "", keys(1, start))
+    assert len(journal) == 4  # small batches take more memory than their objects do
     journal.clear()
     assert (len(journal), journal.of(hashes(1)[0])) == (0, [])
 

@@ -11,6 +11,8 @@ from kvcore.api import Failed, LoadOutcome, Missing, ObjectKey, StoreOutcome
 
 MAX_OBJECTS = 262_144
 """Entries are kept for so many objects in all: at some 150 bytes for one that is nowhere else, 40 MB at most."""
+_ENTRY = 2
+"""An entry takes as much as so many objects, which is most of it where batches are small."""
 
 
 class Named(Protocol):
@@ -57,7 +59,9 @@ _Note = tuple[float, str, str, str, str, Collection[Object]]
 
 
 class Journal:
-    """The latest entries, of no more than `most` objects in all. Thread-safe; `note` may be called under any lock.
+    """The latest entries, of no more than `most` objects in all, each entry counted as two more.
+
+    Thread-safe; `note` may be called under any lock.
 
     Objects are kept as they are given, so noting a batch costs the same however large it is.
     """
@@ -68,11 +72,12 @@ class Journal:
         self.since = time.time()
         """What happened before is not known here."""
         self._notes: deque[_Note] = deque()
-        self._objects = 0
+        self._weight = 0
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return self._objects
+        with self._lock:
+            return sum(len(note[5]) for note in self._notes)
 
     def note(self, place: str, what: str, reason: str, objects: Collection[Object], detail: str = "") -> None:
         """Something has happened to a batch of objects, which nobody changes any more."""
@@ -81,10 +86,10 @@ class Journal:
         made = (time.time(), place, what, reason, detail, objects)
         with self._lock:
             self._notes.append(made)
-            self._objects += len(objects)
-            while self._objects > self.most and len(self._notes) > 1:
+            self._weight += len(objects) + _ENTRY
+            while self._weight > self.most and len(self._notes) > 1:
                 self.since, *_, gone = self._notes.popleft()
-                self._objects -= len(gone)
+                self._weight -= len(gone) + _ENTRY
 
     def outcomes(
         self,
@@ -131,7 +136,7 @@ class Journal:
         """Let go of all objects."""
         with self._lock:
             self._notes.clear()
-            self._objects = 0
+            self._weight = 0
             self.since = time.time()
 
     def forked(self) -> None:

@@ -81,7 +81,7 @@ lookup = engine.lookup(space, keys)
 assert lookup.wait(10) and lookup.poll() == 3, (lookup.poll(), lookup.misses)
 engine.release(lookup)
 print([type(x).__name__ for x in (engine.manager.tiers[0].storage, engine.l1._pool._policy, space._keys)])
-print(int(engine.stats()['kvcore_plugin_toy_hooks_stored_total{place="hooks[0]",tier="toy-storage"}']))
+print(int(engine.stats()['kvcore_plugin_toy_hooks__stored_total{place="hooks[0]",tier="toy-storage"}']))
 engine.close()
 """
 

@@ -10,7 +10,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.metrics_core import Metric
 
-from kvcore.observe.log import logger
+from kvcore.observe.log import Throttle, logger
 
 
 class Registry(CollectorRegistry):
@@ -25,6 +25,8 @@ class Registry(CollectorRegistry):
         """Called before every reading, to set the gauges that nobody keeps up to date."""
         self.plugins: dict[str, Any] = {}
         """Plugins' own metrics by name, each with its series: see `PluginMetrics`."""
+        self.log = Throttle()
+        """For their wrong calls."""
 
     def collect(self) -> Iterable[Metric]:
         """See `CollectorRegistry.collect`."""

@@ -2,17 +2,21 @@
 
 import json
 import re
-from collections.abc import Iterator
+import socket
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from served import until
 
+from kvcore.api import KVCoreError, ObjectKey
+from kvcore.builtin.memory import MemoryStorage
 from kvcore.cli import main
 from kvcore.engine import CacheEngine, Space
 from kvcore.service import open_engine, open_store
-from kvcore.service.inspect import Refusal, ask, caches
+from kvcore.service.inspect import Refusal, answer, ask, caches
 from kvcore.testing.chunks import contents, hashes, put, spec
 from kvcore.testing.servers.kvcore import KVCoreServer
 
@@ -135,6 +139,107 @@ def test_a_store_without_l1_says_what_clears_it(folder: Path, capsys: pytest.Cap
         store.close()
 
 
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """The tier deletes for as long as the second is not set; the first is when it has begun."""
+    begun, go_on = threading.Event(), threading.Event()
+    deletes = MemoryStorage.delete
+
+    def delete(self: MemoryStorage, keys: Sequence[ObjectKey]) -> None:
+        begun.set()
+        go_on.wait(PATIENCE_S)
+        deletes(self, keys)
+
+    monkeypatch.setattr(MemoryStorage, "delete", delete)
+    yield begun, go_on
+    go_on.set()
+
+
+def test_others_are_answered_while_a_slow_tier_is_cleared(
+    engine: CacheEngine, slow: tuple[threading.Event, threading.Event], capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun, go_on = slow
+    put(engine, engine.register(spec()), hashes(4))
+    (cache,) = caches()
+    status = list[int]()
+    command = threading.Thread(target=lambda: status.append(main(["clear", "--all", "--yes", "--tiers"])))
+    command.start()
+    assert begun.wait(PATIENCE_S)
+    assert ask(cache, "/status", timeout_s=PATIENCE_S)["kind"] == "engine"
+    assert not status
+    go_on.set()
+    command.join(PATIENCE_S)
+    assert status == [0]
+    assert "forgotten: 4 objects of l1, 4 objects of memory" in capsys.readouterr().out
+
+
+def test_no_more_than_a_few_clear_at_once(
+    engine: CacheEngine, slow: tuple[threading.Event, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = slow
+    monkeypatch.setattr(answer, "MAX_BESIDE", 1)
+    put(engine, engine.register(spec()), hashes(1))
+    (cache,) = caches()
+    everything = {"all": True, "tiers": True}
+    first = threading.Thread(target=ask, args=(cache, "/clear", everything), kwargs={"timeout_s": PATIENCE_S})
+    first.start()
+    assert begun.wait(PATIENCE_S)
+    with pytest.raises(Refusal, match="it is at work for 1 others: ask again") as refused:
+        ask(cache, "/clear", everything)
+    assert refused.value.status == 503
+    go_on.set()
+    first.join(PATIENCE_S)
+
+    def again() -> bool:
+        try:
+            return bool(ask(cache, "/clear", everything)["complete"])
+        except Refusal:  # its answer comes a moment before its end
+            return False
+
+    until(again, "the place is free again", PATIENCE_S)
+
+
+def test_a_cache_that_is_closed_while_it_clears_says_so_and_nothing_worse(
+    engine: CacheEngine, slow: tuple[threading.Event, threading.Event], caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, go_on = slow
+    put(engine, engine.register(spec()), hashes(1))
+    (cache,) = caches()
+    faults = list[str]()
+
+    def clear() -> None:
+        try:
+            ask(cache, "/clear", {"all": True, "tiers": True}, timeout_s=PATIENCE_S)
+        except KVCoreError as fault:
+            faults.append(str(fault))
+
+    asking = threading.Thread(target=clear)
+    asking.start()
+    assert begun.wait(PATIENCE_S)
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    until(lambda: engine.manager.closed, "it is being closed", PATIENCE_S)
+    go_on.set()
+    asking.join(PATIENCE_S)
+    closing.join(PATIENCE_S)
+    assert not any("is gone" in fault for fault in faults)
+    assert not [r for r in caplog.records if r.exc_info]
+
+
+def test_what_was_asked_by_somebody_who_has_left_is_not_done(engine: CacheEngine, run: Path) -> None:
+    """As of a process that was stopped meanwhile: its questions are still there when it goes on."""
+    space = engine.register(spec())
+    put(engine, space, hashes(2))
+    (cache,) = caches()
+    body = b'{"all": true}'
+    with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
+        first.connect(cache.path)  # it is waited for, and nobody else is answered
+        second.connect(cache.path)
+        second.sendall(b"POST /clear HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    assert ask(cache, "/status")["kind"] == "engine"  # it was behind it
+    assert there(engine, space, hashes(2)) == 2
+
+
 # -- pinning -----------------------------------------------------------------------------------------------------------
 
 
@@ -190,10 +295,8 @@ def test_what_cannot_be_pinned_is_said(engine: CacheEngine, capsys: pytest.Captu
     name = hashes(1)[0].hex()[:12]
     cases = {
         ("pin", "--for", "1h"): "give a PREFIX, as `kvcore top` shows it, or a prompt",
-        ("pin", "ab", "--for", "1h"): "a prefix has at least 8 characters",
         ("pin", "0" * 12, "--for", "1h"): f"no request on record has a chunk whose hash begins with {'0' * 12}",
         ("pin", name, "--for", "1h"): "2 prefixes on record have a hash that begins with",
-        ("pin", name, "--for", "90d"): "seconds: Input should be less than or equal to",
     }
     for words, says in cases.items():
         _, err = told(capsys, *words, status=1)
@@ -201,6 +304,45 @@ def test_what_cannot_be_pinned_is_said(engine: CacheEngine, capsys: pytest.Captu
     assert main(["pin", name]) == 2
     found = as_json(capsys, "pin", name, "--namespace", other.namespace.hex(), "--for", "1h", status=1)
     assert (found["chunks"], found["pinned"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["pin", "96", "--for", "1h"], "'96' is no prefix: 8 characters of [0-9a-f] or more, an even number of them"),
+        (["pin", "123456789", "--for", "1h"], "'123456789' is no prefix: 8 characters of [0-9a-f] or more"),
+        (["pin", "", "--for", "1h"], "'' is no prefix"),
+        (["pin", "0" * 8, "--for", "0s"], "0s is no time to keep it: write one above 0s, of at most 30d; --end ends"),
+        (["pin", "0" * 8, "--for", "31d"], "31d is no time to keep it"),
+        (["pin", "0" * 8, "--for", "1h", "--namespace", "zz"], "'zz' is no namespace"),
+        (["pin", "0" * 8, "--for", "1h", "--tenant", "\udcff"], r"'\udcff' is no text in UTF-8"),
+        (["clear", "--tenant", "\udcff"], r"'\udcff' is no text in UTF-8"),
+        (["clear", "--tenant", ""], "the name is empty: what requests without a tenant have, --namespace clears"),
+        (["explain", "--prompt", "x", "--salt", "\udcff"], r"'\udcff' is no text in UTF-8"),
+    ],
+    ids=["short", "odd", "empty", "no-time", "long", "namespace", "tenant", "clear-tenant", "clear-nobody", "salt"],
+)
+def test_what_is_written_wrongly_is_said_before_anybody_is_asked(
+    capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    assert main(words) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_model_of_another_name_is_noted(
+    engine: CacheEngine, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space, file = engine.register(spec()), folder / "prompt.json"
+    assert space is not None
+    file.write_text(json.dumps(list(range(40))))
+    _, err = told(capsys, "pin", "--prompt-file", str(file), "--model", "nosuch", "--for", "1h", status=1)
+    assert "the cache has one model, 'm': taken for 'nosuch'" in err
+
+
+def test_a_door_says_what_is_wrong_in_its_own_words(engine: CacheEngine) -> None:
+    (cache,) = caches()
+    with pytest.raises(Refusal, match=r"^vllm-\d+: give either the tokens of a prompt or the prefix$"):
+        ask(cache, "/pin", {"seconds": 1})
 
 
 def test_nothing_is_pinned_for_a_model_that_nobody_uses(engine: CacheEngine) -> None:

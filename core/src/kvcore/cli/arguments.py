@@ -1,6 +1,7 @@
 """What several commands take on their command lines."""
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -61,6 +62,22 @@ def rate(text: str) -> float:
     if not 0 < number < float("inf"):
         raise ValueError(f"{text!r} is not a number above 0")
     return number
+
+
+@argument
+def namespace(text: str) -> str:
+    """A whole namespace."""
+    if not re.fullmatch("[0-9a-f]{32}", text):
+        raise ValueError(f"{text!r} is no namespace: 32 characters of [0-9a-f], as `kvcore explain` shows them")
+    return text
+
+
+@argument
+def word(text: str) -> str:
+    """A name, salt or the like, which is text."""
+    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+        raise ValueError(f"{text!r} is no text in UTF-8")
+    return text
 
 
 @argument

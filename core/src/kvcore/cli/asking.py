@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-from kvcore.api.errors import ConfigError, KVCoreError
+from kvcore.api.errors import ConfigError
 from kvcore.cli.output import error
 from kvcore.service.inspect.client import ASK_S, Cache, NoAnswer, Refusal, ask, at_url, caches
 from kvcore.service.inspect.folder import hidden
@@ -51,12 +51,10 @@ def chosen(args: argparse.Namespace) -> list[Cache]:
 def answers(asked: Sequence[Cache], path: str, body: Any = None) -> list[Any]:
     """What each of them says, or the `NoAnswer` or `Refusal` that it is. All are asked at once, and those that hang are
     waited for no longer than `LATE_S` once another has answered."""
+    asks = partial(ask, path=path, body=body)
     if len(asked) == 1:
-        return [_said(asked[0], path, body)]
-    came: SimpleQueue[tuple[int, Any]] = SimpleQueue()
-    for n, cache in enumerate(asked):
-        asks = partial(_put, came, n, cache, path, body)
-        threading.Thread(target=asks, name="kvcore-ask", daemon=True).start()  # nobody joins one that hangs
+        return [_said(asks, asked[0])]
+    came = _side_by_side(asked, asks)
     found: dict[int, Any] = {}
     begun = time.monotonic()
     give_up = begun + 2 * ASK_S
@@ -69,30 +67,60 @@ def answers(asked: Sequence[Cache], path: str, body: Any = None) -> list[Any]:
         if not isinstance(found_here, Exception):
             give_up = min(give_up, time.monotonic() + LATE_S)
     late = f"has not answered for {time.monotonic() - begun:.0f} s: see what its process is doing"
-    return [found[n] if n in found else NoAnswer(f"{cache.label} {late}") for n, cache in enumerate(asked)]
+    return [found[n] if n in found else NoAnswer(f"{cache.label} {late}", late=True) for n, cache in enumerate(asked)]
 
 
-def _put(came: "SimpleQueue[tuple[int, Any]]", n: int, cache: Cache, path: str, body: Any) -> None:
-    came.put((n, _said(cache, path, body)))
+def each(asked: Sequence[Cache], work: Callable[[Cache], T]) -> Iterator[tuple[Cache, T | NoAnswer | Refusal]]:
+    """What becomes of `work` with each of them, all side by side, as it comes."""
+    came = _side_by_side(asked, work)
+    for _ in asked:
+        n, said = came.get()
+        if isinstance(said, Exception) and not isinstance(said, (NoAnswer, Refusal)):
+            raise said
+        yield asked[n], said
 
 
-def _said(cache: Cache, path: str, body: Any) -> Any:
+def _side_by_side(asked: Sequence[Cache], work: Callable[[Cache], Any]) -> "SimpleQueue[tuple[int, Any]]":
+    """What comes of each, with its index."""
+    came: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+    for n, cache in enumerate(asked):
+        put = partial(_put, came, n, work, cache)
+        threading.Thread(target=put, name="kvcore-ask", daemon=True).start()  # nobody joins one that hangs
+    return came
+
+
+def _put(came: "SimpleQueue[tuple[int, Any]]", n: int, work: Callable[[Cache], Any], cache: Cache) -> None:
+    came.put((n, _said(work, cache)))
+
+
+def _said(work: Callable[[Cache], Any], cache: Cache) -> Any:
     try:
-        return ask(cache, path, body)
-    except (NoAnswer, Refusal) as fault:
+        return work(cache)
+    except Exception as fault:  # raised where it is waited for
         return fault
 
 
+def without(fault: NoAnswer | Refusal, *, changes: bool) -> str:
+    """That a cache is left out. `changes`: it was asked to do something."""
+    begun = ". What it may have begun it does all the same" if changes and isinstance(fault, NoAnswer) else ""
+    return f"{fault}; left out{begun}"
+
+
 def first_answers(
-    asked: Sequence[Cache], path: str, body: Any = None, read: Callable[[Any], T] = lambda said: said
+    asked: Sequence[Cache],
+    path: str,
+    body: Any = None,
+    read: Callable[[Any], T] = lambda said: said,
+    *,
+    changes: bool = False,
 ) -> list[tuple[Cache, T]]:
-    """What those say that have an answer, as `read` makes it of theirs. Who does not answer is told. Raises what all
-    said when none has one."""
+    """What those say that have an answer, as `read` makes it of theirs. Who does not answer is told. `changes`: they
+    are asked to do something. Raises what all said when none has one."""
     found: list[tuple[Cache, T]] = []
-    faults: list[KVCoreError] = []
+    faults: list[NoAnswer | Refusal] = []
     for cache, said in zip(asked, answers(asked, path, body), strict=True):
         try:
-            if isinstance(said, KVCoreError):
+            if isinstance(said, Exception):
                 raise said
             with understood(cache):
                 found.append((cache, read(said)))
@@ -101,9 +129,14 @@ def first_answers(
     if not found:
         raise ConfigError("\n".join(map(str, faults)))
     for left_out in faults:
-        if not (isinstance(left_out, Refusal) and left_out.status in NOT_HERE):
-            error(f"{left_out}; left out")
+        if not elsewhere(left_out):
+            error(without(left_out, changes=changes))
     return found
+
+
+def elsewhere(fault: NoAnswer | Refusal) -> bool:
+    """Whether a cache says that another one has to answer this."""
+    return isinstance(fault, Refusal) and fault.status in NOT_HERE
 
 
 @contextmanager
@@ -111,7 +144,7 @@ def understood(cache: Cache) -> Iterator[None]:
     """Raises `Refusal` where an answer is not what a kvcore says."""
     try:
         yield
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as fault:
+    except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as fault:
         what = f"its answer is not understood ({type(fault).__name__}): it is no kvcore, or one of another release"
         raise Refusal(f"{cache.label}: {what}", 0) from fault
 

@@ -1,19 +1,19 @@
 """`kvcore clear`: running caches forget objects."""
 
 import argparse
-import re
-import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvcore.api.errors import ConfigError
 from kvcore.cli import arguments, asking
-from kvcore.cli.output import error, print_json
+from kvcore.cli.output import error, print_json, printable
 
 if TYPE_CHECKING:
     from kvcore.service.inspect import Cache
 
 TURN_S = 60.0
 """A cache works at it for half a minute before it says how far it is."""
+UNENDED = "a turn found no more of it, and did not come to its end: use `kvcore store rm`"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,8 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "what an engine is reading stays, and what it computes meanwhile may be there again"
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--all", action="store_true", help="everything; needs --yes")
-    what.add_argument("--namespace", metavar="NAMESPACE", type=_namespace, help="what one namespace has")
-    what.add_argument("--tenant", metavar="NAME", help="what a tenant has")
+    what.add_argument("--namespace", metavar="NAMESPACE", type=arguments.namespace, help="what one namespace has")
+    what.add_argument(
+        "--tenant", metavar="NAME", type=_tenant, help="what the tenant has, or its #hash, as `kvcore top` shows it"
+    )
     parser.add_argument("--tier", action="append", default=[], metavar="NAME", help="in this tier, too; repeatable")
     parser.add_argument("--tiers", action="store_true", help="in all tiers, too, for all who share them")
     parser.add_argument("--yes", action="store_true", help="--all is meant")
@@ -31,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """JSON: {caches: [{cache, l1, tiers: {name: objects}, complete, problems}]}. Status 1 when something is left.
-    Raises `ConfigError` when no cache can be cleared."""
+    """JSON: {caches: [{cache, l1, tiers: {name: objects}, complete, problems}]}. Status 1 when something is left,
+    or a cache has not answered. Raises `ConfigError` when no cache can be cleared."""
     if args.all and not args.yes:
         raise ConfigError("--all forgets what every model has: say --yes, too, or choose with --namespace or --tenant")
     what: dict[str, Any] = {"all": True} if args.all else {"namespace": args.namespace, "tenant": args.tenant}
@@ -40,26 +42,27 @@ def run(args: argparse.Namespace) -> int:
     from kvcore.service.inspect import NoAnswer, Refusal
 
     done: list[dict[str, Any]] = []
-    faults: list[NoAnswer | Refusal] = []
-    for cache in asking.chosen(args):
-        try:
-            done.append({"cache": cache.label, **_cleared(cache, body)})
-        except (NoAnswer, Refusal) as fault:
-            faults.append(fault)
-    if not done:
-        raise ConfigError("\n".join(map(str, faults)))
-    for left_out in faults:
-        if not (isinstance(left_out, Refusal) and left_out.status in asking.NOT_HERE):
-            error(f"{left_out}; left out")
+    others: list[str] = []
+    silent = False
+    for cache, said in asking.each(asking.chosen(args), partial(_cleared, body=body)):
+        if not isinstance(said, (NoAnswer, Refusal)):
+            done.append({"cache": cache.label, **said})
+            if not args.json:
+                _tell(done[-1])
+        elif asking.elsewhere(said):
+            others.append(str(said))
+        else:
+            silent = True
+            error(asking.without(said, changes=True))
+    if others and not done:
+        raise ConfigError("\n".join(others))
     if args.json:
-        print_json({"caches": done})
-    else:
-        _tell(done)
-    return 0 if all(said["complete"] for said in done) else 1
+        print_json({"caches": sorted(done, key=lambda one: str(one["cache"]))})
+    return 1 if silent or not all(said["complete"] for said in done) else 0
 
 
 def _cleared(cache: "Cache", body: dict[str, Any]) -> dict[str, Any]:
-    """Ask until it is done, or can get no further."""
+    """Ask until it is done, or can get no further: a turn begins at the front of a tier."""
     from kvcore.service.inspect import ask
 
     total: dict[str, Any] = {"l1": 0, "tiers": {}}
@@ -69,22 +72,28 @@ def _cleared(cache: "Cache", body: dict[str, Any]) -> dict[str, Any]:
             total["l1"] += said["l1"]
             for name, count in said["tiers"].items():
                 total["tiers"][name] = total["tiers"].get(name, 0) + count
-            total |= {"complete": said["complete"], "problems": dict(said["problems"])}
+            total |= {"complete": bool(said["complete"]), "problems": dict(said["problems"])}
+            so_far = _counts(total)
             if said["complete"] or said["problems"]:
                 return total
+            if not sum(said["tiers"].values()):
+                total["problems"] = dict.fromkeys(said["tiers"], UNENDED)
+                return total
+        error(f"{cache.label}: forgotten so far: {so_far}; it goes on")
 
 
-def _tell(done: list[dict[str, Any]]) -> None:
-    for said in done:
-        counts = {"l1": said["l1"], **said["tiers"]}
-        print(f"{said['cache']}: forgotten: " + ", ".join(f"{n:,} objects of {place}" for place, n in counts.items()))
-        for name, why in said["problems"].items():
-            error(f"{said['cache']}: {name}: {why}")
-    sys.stdout.flush()
+def _tell(said: dict[str, Any]) -> None:
+    print(printable(f"{said['cache']}: forgotten: {_counts(said)}"), flush=True)
+    for name, why in said["problems"].items():
+        error(f"{said['cache']}: {name}: {why}")
+
+
+def _counts(said: dict[str, Any]) -> str:
+    return ", ".join(f"{n:,} objects of {place}" for place, n in {"l1": said["l1"], **said["tiers"]}.items())
 
 
 @arguments.argument
-def _namespace(text: str) -> str:
-    if not re.fullmatch("[0-9a-f]{32}", text):
-        raise ValueError(f"{text!r} is no namespace: 32 characters of [0-9a-f], as `kvcore explain` shows them")
-    return text
+def _tenant(text: str) -> str:
+    if not text:
+        raise ValueError("the name is empty: what requests without a tenant have, --namespace clears")
+    return arguments.word(text)

@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvcore.api.errors import ConfigError
-from kvcore.cli import asking, prompts
+from kvcore.cli import arguments, asking, prompts
 from kvcore.cli.output import cut, paint, print_json, printable, table
 
 if TYPE_CHECKING:
@@ -31,9 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one = what.add_mutually_exclusive_group()
     one.add_argument("--prompt", metavar="TEXT", help="its text")
     one.add_argument("--prompt-file", metavar="FILE", help="its text, or a JSON list of token ids; - reads stdin")
-    what.add_argument("--salt", metavar="SALT", default="", help="the request's cache salt")
-    what.add_argument("--tenant", metavar="NAME", default="", help="whose request it is, where the salt does not tell")
-    what.add_argument("--adapter", metavar="NAME=PATH", default="", help="its LoRA adapter")
+    what.add_argument("--salt", metavar="SALT", type=arguments.word, default="", help="the request's cache salt")
+    what.add_argument(
+        "--tenant", metavar="NAME", type=arguments.word, default="",
+        help="whose request it is, where the salt does not tell",
+    )  # fmt: skip
+    what.add_argument("--adapter", metavar="NAME=PATH", type=arguments.word, default="", help="its LoRA adapter")
     prompts.add_tokenizer(parser)
     asking.add_caches(parser)
     parser.add_argument("--all", action="store_true", help="every lookup of the request, not only the latest")

@@ -1,37 +1,48 @@
 """`kvcore pin`: a prefix stays in the L1 of running caches for a time."""
 
 import argparse
+import re
 from typing import Any
 
 from kvcore.api.errors import ConfigError
 from kvcore.cli import arguments, asking, prompts
-from kvcore.cli.output import print_json
+from kvcore.cli.output import error, print_json, printable
+
+MAX_S = 30 * 86400.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `kvcore pin`."""
     parser.epilog = "what is to be kept must be in L1: ask for it once; pins hold at most half of L1"
-    parser.add_argument("prefix", metavar="PREFIX", nargs="?", help="as `kvcore top` shows it: 8 characters or more")
+    parser.add_argument(
+        "prefix", metavar="PREFIX", type=_prefix, nargs="?", help="as `kvcore top` shows it: 8 characters or more"
+    )
     time = parser.add_mutually_exclusive_group(required=True)
-    time.add_argument("--for", dest="seconds", metavar="TIME", type=arguments.duration, help="from now on, such as 2h")
+    time.add_argument(
+        "--for", dest="seconds", metavar="TIME", type=_time, help="from now on, such as 2h; 30d is the longest"
+    )
     time.add_argument("--end", dest="seconds", action="store_const", const=0.0, help="keep it no longer")
     what = parser.add_argument_group("a prompt instead")
     what.add_argument("--prompt-file", metavar="FILE", help="its text, or a JSON list of token ids; - reads stdin")
-    what.add_argument("--salt", metavar="SALT", default="", help="its requests' cache salt")
-    what.add_argument("--tenant", metavar="NAME", default="", help="whose it is, where the salt does not tell")
-    what.add_argument("--adapter", metavar="NAME=PATH", default="", help="its LoRA adapter")
+    what.add_argument("--salt", metavar="SALT", type=arguments.word, default="", help="its requests' cache salt")
+    what.add_argument(
+        "--tenant", metavar="NAME", type=arguments.word, default="", help="whose it is, where the salt does not tell"
+    )
+    what.add_argument("--adapter", metavar="NAME=PATH", type=arguments.word, default="", help="its LoRA adapter")
     prompts.add_tokenizer(parser)
-    parser.add_argument("--namespace", metavar="NAMESPACE", default="", help="of PREFIX, where several have it")
+    parser.add_argument(
+        "--namespace", metavar="NAMESPACE", type=arguments.namespace, help="of PREFIX, where several have it"
+    )
     asking.add_caches(parser)
     parser.add_argument("--json", action="store_true", help="JSON on stdout")
 
 
 def run(args: argparse.Namespace) -> int:
-    """JSON: {caches: [{cache, namespace, model, tenant, chunks, chunk_tokens, pinned, ended, until}]}. Status 1 when
-    not all of it is kept. Raises `ConfigError` when nobody has it."""
+    """JSON: {caches: [{cache, namespace, model, tenant, chunks, chunk_tokens, pinned, ended, until, notes}]}. Status 1
+    when not all of it is kept. Raises `ConfigError` when nobody has it."""
     if (args.prefix is None) == (args.prompt_file is None):
         raise ConfigError("give a PREFIX, as `kvcore top` shows it, or a prompt by --prompt-file")
-    body: dict[str, Any] = {"prefix": args.prefix, "namespace": args.namespace}
+    body: dict[str, Any] = {"prefix": args.prefix, "namespace": args.namespace or ""}
     if args.prompt_file is not None:
         body = {
             "tokens": prompts.tokens(prompts.read(args.prompt_file), args),
@@ -40,18 +51,36 @@ def run(args: argparse.Namespace) -> int:
             "tenant": args.tenant,
             "adapter": args.adapter,
         }
-    found = asking.first_answers(asking.chosen(args), "/pin", {**body, "seconds": args.seconds}, _read)
+    found = asking.first_answers(asking.chosen(args), "/pin", {**body, "seconds": args.seconds}, _read, changes=True)
     if args.json:
         print_json({"caches": [{"cache": cache.label, **said} for cache, said in found]})
     else:
         for cache, said in found:
-            print(f"{cache.label}: {_told(said, args.seconds)}")
+            print(printable(f"{cache.label}: {_told(said, args.seconds)}"), flush=True)
+            for note in said.get("notes", ()):  # one of another release has none
+                error(f"{cache.label}: {note}")
     return 0 if not args.seconds or all(said["pinned"] == said["chunks"] for _, said in found) else 1
 
 
 def _read(said: Any) -> dict[str, Any]:
     _told(said, 1.0)  # one of another release may say it in other words
     return dict(said)
+
+
+@arguments.argument
+def _prefix(text: str) -> str:
+    if len(text) < 8 or not re.fullmatch("([0-9a-f]{2})*", text):
+        how = "8 characters of [0-9a-f] or more, an even number of them, as `kvcore top` shows it"
+        raise ValueError(f"{text!r:.80} is no prefix: {how}")
+    return text
+
+
+@arguments.argument
+def _time(text: str) -> float:
+    seconds = arguments.duration(text)
+    if not 0 < seconds <= MAX_S:
+        raise ValueError(f"{text} is no time to keep it: write one above 0s, of at most 30d; --end ends it")
+    return seconds
 
 
 def _told(said: dict[str, Any], seconds: float) -> str:

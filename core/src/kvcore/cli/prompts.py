@@ -66,7 +66,7 @@ def read(word: str) -> str | list[int]:
     if text.lstrip().startswith("["):
         try:
             ids = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return text
         if isinstance(ids, list) and ids and all(type(i) is int and i >= 0 for i in ids):
             return ids

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from kvcore.api.errors import ConfigError, KVCoreError
@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     sources = entrances(asking.chosen(args), all_of_them=bool(args.cache or args.url))
     with ExitStack() as stack:
         recording = Recording(_opened(args.out, stack))
+        stack.callback(_unless_empty, recording, args.out)
         followed = [Followed(cache, kind, past=args.past) for cache, kind in sources]
         progress = stack.enter_context(Progress("recording", None, "requests"))
         begun = time.monotonic()
@@ -62,8 +63,6 @@ def run(args: argparse.Namespace) -> int:
             over.wait(
                 EVERY_S if args.seconds is None else min(EVERY_S, max(0.0, begun + args.seconds - time.monotonic()))
             )
-    if not recording.requests and args.out != "-":  # so that the next one may have the name
-        os.unlink(args.out)
     return _tell(args, recording, followed, time.monotonic() - begun)
 
 
@@ -221,6 +220,13 @@ def _opened(path: str, stack: ExitStack) -> TextIO:
         return stack.enter_context(open(path, "x", encoding="utf-8"))
     except FileExistsError:
         raise ConfigError(f"{path} is there already: give another name, or remove it") from None
+
+
+def _unless_empty(recording: Recording, path: str) -> None:
+    """A trace of nothing is removed, so that the next one may have its name."""
+    if not recording.requests and path != "-":
+        with suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 def _tell(args: argparse.Namespace, recording: Recording, followed: Sequence[Followed], seconds: float) -> int:

@@ -1,11 +1,18 @@
 """One question over a door: HTTP, one request a connection, JSON."""
 
 import io
+import select
 import socket
+import sys
+import threading
 import time
+from asyncio import CancelledError
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import ValidationError
@@ -14,37 +21,30 @@ from kvcore.api import KVCoreError
 from kvcore.explain.explain import NotOnRecord
 from kvcore.observe import logger
 from kvcore.service.inspect.client import MAX_BODY_BYTES
-from kvcore.service.inspect.routes import ROUTES
+from kvcore.service.inspect.routes import ROUTES, Route
 from kvcore.service.inspect.subject import Subject
+from kvcore.service.inspect.until import Until
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 MAX_DIGITS = 10
+MAX_BESIDE = 4
+"""So many questions that take long a cache works at at once."""
+CLOSING = "it is being closed"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def answer(asking: socket.socket, subject: Subject, ask_s: float, take_s: float) -> None:
-    """Read a request, which takes `ask_s` at most, and answer it, for which the client has `take_s`. Raises `OSError`
-    when who asks is gone."""
-    _Handler(asking, subject, ask_s, take_s)
-
-
-class _Until(io.RawIOBase):
-    """What comes over a socket up to a time, however it is cut. Raises `TimeoutError` from then on."""
-
-    def __init__(self, asking: socket.socket, time_s: float) -> None:
-        self._asking = asking
-        self._give_up = time.monotonic() + time_s
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """See `io.RawIOBase`."""
-        left = self._give_up - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self._asking.settimeout(left)
-        return self._asking.recv_into(buffer)
+    """Read a request, which takes `ask_s` at most, and answer it, for which the client has `take_s`; what may take long
+    is answered later, on another thread. Raises `OSError` when who asks is gone."""
+    handler = _Handler(asking, subject, ask_s, take_s)
+    if handler.beside is not None:
+        try:
+            threading.Thread(target=handler.go_on, args=(asking.dup(),), name="kvcore-inspect+", daemon=True).start()
+        except BaseException:  # for want of files or threads
+            _beside(subject).release()
+            raise
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -53,13 +53,14 @@ class _Handler(BaseHTTPRequestHandler):
     def __init__(self, asking: socket.socket, subject: Subject, ask_s: float, take_s: float) -> None:
         self._subject = subject
         self._ask_s, self._take_s = ask_s, take_s
+        self.beside: Callable[[], None] | None = None
         super().__init__(asking, ("", 0), None)  # type: ignore[arg-type]  # it has no server
 
     def setup(self) -> None:
         """See `StreamRequestHandler`, whose time-outs begin anew with every byte."""
         super().setup()
         self.rfile.close()
-        self.rfile = io.BufferedReader(_Until(self.connection, self._ask_s))
+        self.rfile = io.BufferedReader(Until(self.connection, time.monotonic() + self._ask_s))
 
     def do_GET(self) -> None:
         self._reply(b"")
@@ -82,11 +83,32 @@ class _Handler(BaseHTTPRequestHandler):
             known = ", ".join(f"{method} {path}" for method, path in ROUTES)
             self.send_error(404, f"there is no {self.command} {url.path}: there are {known}")
             return
+        self.close_connection = True
+        if route.body and _has_left(self.connection):  # nobody wants what it has asked for before it was its turn
+            return
+        if route.beside and _beside(self._subject).acquire(blocking=False):
+            self.beside = partial(self._tell, route, url.query, body)
+        elif route.beside:
+            self.send_error(503, f"it is at work for {MAX_BESIDE} others: ask again")
+        else:
+            self._tell(route, url.query, body)
+
+    def go_on(self, asking: socket.socket) -> None:
+        """Do what takes long, and answer."""
+        assert self.beside is not None
+        try:
+            with suppress(OSError), asking, asking.makefile("wb") as self.wfile:  # who asked may be gone
+                self.connection = asking
+                self.beside()
+        finally:
+            _beside(self._subject).release()
+
+    def _tell(self, route: Route, asked: str, body: bytes) -> None:
         if self._subject.closing and not route.late:
-            self.send_error(503, "it is being closed")
+            self.send_error(503, CLOSING)
             return
         try:
-            query = route.query.model_validate(dict(parse_qsl(url.query))) if route.query else None
+            query = route.query.model_validate(dict(parse_qsl(asked))) if route.query else None
             given = route.body.model_validate_json(body or b"{}") if route.body else None
             found = route.view(self._subject, given if query is None else query)
             kind = TEXT if isinstance(found, str) else "application/json"
@@ -94,14 +116,16 @@ class _Handler(BaseHTTPRequestHandler):
         except NotOnRecord as error:
             self.send_error(404, str(error))
         except ValidationError as error:
-            text = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
-            self.send_error(422, text)
+            self.send_error(422, "; ".join(_fault(e) for e in error.errors()[:5]))
         except KVCoreError as error:
             self.send_error(422, str(error))
         except TimeoutError as error:
             self.send_error(504, f"not done in time: {error}")
-        except Exception:
-            logger.exception("%s %s failed", self.command, url.path)
+        except (Exception, CancelledError):
+            if self._subject.closing or sys.is_finalizing():
+                self.send_error(503, CLOSING)
+                return
+            logger.exception("%s %s failed", self.command, self.path)
             self.send_error(500, "a bug: the log of the cache has more")
         else:
             self._send(200, kind, data)
@@ -126,3 +150,22 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Nothing: who asks sees it."""
+
+
+def _beside(subject: Subject) -> threading.Semaphore:
+    found: threading.Semaphore = subject.kept.setdefault("beside", threading.BoundedSemaphore(MAX_BESIDE))
+    return found
+
+
+def _fault(error: "ErrorDetails") -> str:
+    """What is wrong with one value."""
+    text = str(error["ctx"]["error"]) if error["type"] == "value_error" else error["msg"]
+    where = ".".join(map(str, error["loc"]))
+    return f"{where}: {text}" if where else text
+
+
+def _has_left(asking: socket.socket) -> bool:
+    """Whether who asks has closed the connection."""
+    look = select.poll()
+    look.register(asking, 0)
+    return any(events & select.POLLHUP for _, events in look.poll(0))

@@ -1,26 +1,37 @@
 """Finds open caches and asks them: behind the sockets of this user, or over the HTTP of `kvcore serve`."""
 
 import http.client
+import io
 import json
 import os
 import re
 import socket
+import time
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from kvcore.api import KVCoreError
 from kvcore.service.inspect import folder
+from kvcore.service.inspect.until import Until
 
 ASK_S = 15.0
-"""How long an answer is waited for."""
+"""So long a whole answer is waited for."""
 MAX_BODY_BYTES = 16 << 20
 """The tokens of a long prompt as JSON are about a megabyte."""
+MAX_ANSWER_BYTES = 64 << 20
+"""The longest answer, a thousand requests with the hashes of long prompts, is shorter."""
+_PIECE_BYTES = 64 << 10
 TOKEN_VARIABLE = "KVCORE_SERVER__HTTP__TOKEN"  # noqa: S105 - a name
 _FILE = re.compile(r"(.+)-(\d+)(?:\.(\d+))?\.sock\Z")
 
 
 class NoAnswer(KVCoreError):
-    """A cache is gone, or does not answer in time."""
+    """A cache is gone, or does not answer in time. `late`: the latter; it may have begun with what it was asked."""
+
+    def __init__(self, text: str, *, late: bool = False) -> None:
+        super().__init__(text)
+        self.late = late
 
 
 class Refusal(KVCoreError):
@@ -87,10 +98,12 @@ def at_url(url: str) -> Cache:
 
 def ask(cache: Cache, path: str, body: Any = None, *, timeout_s: float = ASK_S) -> Any:
     """The answer to GET `path`, or with a `body` (plain values) to POST: plain values, or text where it is no JSON.
+    It has `timeout_s` in all.
 
-    Raises `NoAnswer` when there is nobody, and `Refusal` with what it says when it refuses.
+    Raises `NoAnswer` when there is nobody, and `Refusal` with what it says when it refuses, or when nobody can read it.
     """
     connection = _connection(cache, timeout_s)
+    connection.response_class = partial(_Answer, time.monotonic() + timeout_s)  # type: ignore[assignment]
     headers = {"Authorization": f"Bearer {cache.token}"} if cache.token else {}
     data = None if body is None else json.dumps(body).encode()
     if data is not None and len(data) > MAX_BODY_BYTES:
@@ -99,10 +112,11 @@ def ask(cache: Cache, path: str, body: Any = None, *, timeout_s: float = ASK_S) 
         headers["Content-Type"] = "application/json"
     try:
         connection.request("GET" if data is None else "POST", path, data, headers)
-        response = connection.getresponse()
-        text, kind = response.read().decode(errors="replace"), response.headers.get_content_type()
+        with connection.getresponse() as response:
+            text, kind = _read(cache, response).decode(errors="replace"), response.headers.get_content_type()
     except TimeoutError as error:
-        raise NoAnswer(f"{cache.label} has not answered for {timeout_s:g} s: see what its process is doing") from error
+        text = f"{cache.label} has not answered for {timeout_s:g} s: see what its process is doing"
+        raise NoAnswer(text, late=True) from error
     except (OSError, http.client.HTTPException) as error:
         why = getattr(error, "strerror", None) or error or "it closed the connection"
         raise NoAnswer(f"{cache.label} is gone: {why}") from error
@@ -114,14 +128,27 @@ def ask(cache: Cache, path: str, body: Any = None, *, timeout_s: float = ASK_S) 
         return text
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refusal(f"{cache.label}: its answer is no JSON: it is no kvcore", response.status) from error
+
+
+def _read(cache: Cache, response: http.client.HTTPResponse) -> bytes:
+    """All of an answer, if it is not too long."""
+    whole = bytearray()
+    while some := response.read(_PIECE_BYTES):
+        whole += some
+        if len(whole) > MAX_ANSWER_BYTES:
+            most = f"{MAX_ANSWER_BYTES >> 20} MiB"
+            raise Refusal(f"{cache.label}: its answer has more than {most}: it is no kvcore", response.status)
+    if response.length:
+        raise http.client.IncompleteRead(b"", response.length)
+    return bytes(whole)
 
 
 def _refusal(cache: Cache, status: int, kind: str, text: str) -> Refusal:
     try:
         detail = json.loads(text)["detail"] if kind.endswith("json") else text
-    except (KeyError, TypeError, ValueError):  # it is no kvcore
+    except (KeyError, TypeError, ValueError, RecursionError):  # it is no kvcore
         detail = f"{status} {text:.200}"
     if status == 401 and not cache.token:
         detail = f"it needs the server's token: set {TOKEN_VARIABLE}"
@@ -134,6 +161,15 @@ def _connection(cache: Cache, timeout_s: float) -> http.client.HTTPConnection:
     parts = urlsplit(cache.url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     return kind(parts.netloc, timeout=timeout_s)
+
+
+class _Answer(http.client.HTTPResponse):
+    """One that has come by a time, by the monotonic clock."""
+
+    def __init__(self, give_up: float, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp.close()
+        self.fp = io.BufferedReader(Until(sock, give_up))
 
 
 class _Local(http.client.HTTPConnection):

@@ -17,12 +17,13 @@ from kvcore.service.inspect.views import history, metrics, requests, status
 class Route(NamedTuple):
     """One question. `view` is called with the cache and the query, or the body where there is no query; it answers with
     a model, or text. Raises a `KVCoreError` for what cannot be answered; `NotOnRecord` is 404. `late`: also a cache
-    that is being closed answers it."""
+    that is being closed answers it. `beside`: it may take long, and others are answered meanwhile."""
 
     view: Callable[[Subject, Any], BaseModel | str]
     query: type[BaseModel] | None = None
     body: type[BaseModel] | None = None
     late: bool = False
+    beside: bool = False
 
 
 ROUTES: dict[tuple[str, str], Route] = {
@@ -34,6 +35,6 @@ ROUTES: dict[tuple[str, str], Route] = {
     ("GET", "/explain"): Route(explaining.request, explaining.ExplainQuery),
     ("POST", "/explain"): Route(explaining.prompt, body=Question),
     ("POST", "/diff"): Route(explaining.diff, body=Comparison),
-    ("POST", "/clear"): Route(changing.clear, body=ClearModel),
+    ("POST", "/clear"): Route(changing.clear, body=ClearModel, beside=True),
     ("POST", "/pin"): Route(changing.pin, body=changing.PinModel),
 }

@@ -8,8 +8,9 @@ from pydantic import Field, model_validator
 from kvcore.api import ConfigError
 from kvcore.engine import CacheEngine
 from kvcore.explain.cache import Cache
-from kvcore.explain.explain import NotOnRecord, prompt_decision
+from kvcore.explain.explain import NotOnRecord
 from kvcore.explain.models import Hex, Model, Question
+from kvcore.explain.prompt import looked_for
 from kvcore.service.http.models import ClearedModel, ClearModel
 from kvcore.service.inspect.subject import Subject
 
@@ -47,6 +48,8 @@ class PinnedModel(Model):
     ended: int
     """Pins that were ended."""
     until: datetime | None
+    notes: list[str]
+    """What else is to be known, such as that the model was taken for another."""
 
 
 def clear(subject: Subject, wanted: ClearModel) -> ClearedModel:
@@ -72,9 +75,10 @@ def pin(subject: Subject, wanted: PinModel) -> PinnedModel:
     engine = _engine(subject)
     if wanted.prefix:
         namespace, hashes = _on_record(subject, bytes.fromhex(wanted.prefix), bytes.fromhex(wanted.namespace))
+        notes = list[str]()
     else:
-        found = prompt_decision(Cache(engine, subject.name), wanted)
-        namespace, hashes = found.namespace, list(found.hashes)
+        found = looked_for(Cache(engine, subject.name), wanted)
+        namespace, hashes, notes = found.namespace, list(found.hashes), list(found.notes)
     space = engine.registered.get(namespace)
     if space is None:
         raise ConfigError("no engine uses the model just now: pin it when one does")
@@ -91,6 +95,7 @@ def pin(subject: Subject, wanted: PinModel) -> PinnedModel:
         pinned=pinned,
         ended=ended,
         until=datetime.now(UTC) + timedelta(seconds=wanted.seconds) if pinned else None,
+        notes=notes,
     )
 
 

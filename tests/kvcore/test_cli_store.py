@@ -119,9 +119,21 @@ def test_stat(tmp_path: Path, store: Callable[..., Answer]) -> None:
     status, found, _ = store("stat")
     assert status == 0
     counts = {"objects": 8, "bytes": 8 * 12288, "capacity_bytes": 1 << 30, "namespaces": 2}
-    assert found["tiers"][0] == {"tier": "disk", "storage": "disk", **counts}
+    where = str(tmp_path / "a")
+    assert found["tiers"][0] == {"tier": "disk", "storage": "disk", **counts, "path": where}
     done = kvcore("store", "stat", "--config", "kvcore.yaml", cwd=tmp_path)
-    assert done.stdout.splitlines()[1].split() == ["disk", "disk", "8", "96", "KiB", "1", "GiB", "0.0", "%", "2"]
+    words = ["disk", "disk", "8", "96", "KiB", "1", "GiB", "0.0", "%", "2", where]
+    assert done.stdout.splitlines()[1].split() == words
+    assert done.stderr == ""
+
+
+def test_without_a_file_it_says_whose_objects_these_are(tmp_path: Path) -> None:
+    fill(tmp_path / "kvcore", range(2))
+    tiers = f"l2=[{{storage: {{plugin: disk, path: {tmp_path}/kvcore}}}}]"
+    for action in (["stat"], ["rm", "--all", "--yes", "--dry-run"]):
+        done = kvcore("store", *action, "--set", tiers, cwd=tmp_path)
+        said = f"note: neither --config nor KVCORE_CONFIG names a file: tier disk is disk {tmp_path}/kvcore\n"
+        assert (done.returncode, done.stderr) == (0, said)
 
 
 def test_ten_thousand_objects(tmp_path: Path, store: Callable[..., Answer]) -> None:
@@ -580,7 +592,7 @@ def test_stat_of_a_storage_that_cannot_list(odd: None, tmp_path: Path, store: Ca
     configure(tmp_path, "mute")
     status, found, _ = store("stat", "--tier", "odd")
     assert status == 0
-    counts = {"objects": 1, "bytes": 7, "capacity_bytes": None, "namespaces": None}
+    counts = {"objects": 1, "bytes": 7, "capacity_bytes": None, "namespaces": None, "path": None}
     assert found["tiers"] == [{"tier": "odd", "storage": "odd", **counts}]
 
 

@@ -152,10 +152,10 @@ from kvcore.api import Context, PluginMetrics
 from kvcore.observe import Metrics
 from kvcore.testing.memory import make_key
 from kvcore_sqlite.counted import CountedStorage
-from kvcore_sqlite.storage import SQLiteConfig
+from kvcore_sqlite.storage import SqliteConfig
 metrics = Metrics()
 own = PluginMetrics("sqlite", "l2[0].storage", metrics.registry)
-storage = CountedStorage(SQLiteConfig(path="counted.db"), Context(metrics=own))
+storage = CountedStorage(SqliteConfig(path="counted.db"), Context(metrics=own))
 storage.open()
 assert storage.exists([make_key(1), make_key(2)]) == [False, False]
 assert metrics.values()[sys.argv[1]] == 2
@@ -165,10 +165,10 @@ assert metrics.values()[sys.argv[1]] == 2
 
 
 def test_the_readme_backend_is_the_guides_and_short() -> None:
-    (readme,) = [b for b in blocks(README, "python") if "SQLiteStorage" in b]
+    (readme,) = [b for b in blocks(README, "python") if "SqliteStorage" in b]
     lines = [line for line in readme.splitlines() if line.strip()]
     assert len(lines) <= 40
-    (guide,) = [b for b in blocks(GUIDE, "python") if "class SQLiteStorage" in b]
+    (guide,) = [b for b in blocks(GUIDE, "python") if "class SqliteStorage" in b]
     for line in lines:
         assert line in guide, f"the README shows a line that the tested guide lacks: {line}"
 

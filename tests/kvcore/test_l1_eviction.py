@@ -184,7 +184,7 @@ def test_a_pin_keeps_until_its_time_is_over(make: Make, clock: Clock) -> None:
     space = l1.space(b"s" * 16, 0, ALIGN)
     keys = names(8, 1)
     put(l1, space, keys)
-    assert l1.pin(space, [*keys, *names(1, 9)], 10) == 8
+    assert l1.pin(space, [*keys, *names(1, 9)], 10) == l1.usage()["pinned"] == 8
     for i in range(4):
         assert put(l1, space, names(PAGES - 8, i + 10)) == 0
     assert all(k in space.objects for k in keys)
@@ -195,8 +195,12 @@ def test_a_pin_keeps_until_its_time_is_over(make: Make, clock: Clock) -> None:
     l1.reap()
     put(l1, space, names(PAGES, 20))
     assert [k in space.objects for k in keys] == [True] * 4 + [False] * 4
-    assert l1.unpin(space, keys) == 4
-    assert l1.unpin(space, keys) == 0
+    assert l1.pin(space, keys[:1], 1) == 1  # shorter
+    clock.now += 2
+    l1.reap()
+    assert l1.usage()["pinned"] == 3
+    assert l1.unpin(space, keys) == 3
+    assert l1.unpin(space, keys) == l1.usage()["pinned"] == 0
     put(l1, space, names(PAGES, 21))
     assert not any(k in space.objects for k in keys)
 

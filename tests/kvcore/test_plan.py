@@ -318,6 +318,7 @@ def test_the_whole_answer(llama: str, capsys: Any) -> None:
         "model", "kv", "prefill", "tiers", "working_set", "settings", "reasons", "notes",
     ]  # fmt: skip
     assert plan["kv"]["token_bytes"] == 128 * KIB
+    assert plan["kv"] == planned(capsys, llama)["kv"], "the model may stand without its option"
     assert plan["prefill"]["seconds"]["8192"] == pytest.approx(0.8192)
     disk, memory = plan["tiers"]
     assert disk["load_seconds"]["8192"] == pytest.approx(1e-4 + 8192 * 128 * KIB / 2.5e9)
@@ -388,6 +389,7 @@ def test_a_tier_that_cannot_be_measured_is_left_out(llama: str, capsys: Any, tmp
     ("args", "words"),
     [
         (["--model", "nowhere"], "nowhere cannot be read: No such file"),
+        (["nowhere"], "MODEL nowhere: nowhere cannot be read: No such file"),
         (["--model", "bad.json"], "bad.json is no config.json"),
         (["--model", "list.json"], "list.json is no config.json: it holds no mapping"),
         (["--model", "llama", "--tp", "3"], "--tp 3: it must divide the model's 32 attention heads"),

@@ -68,6 +68,12 @@ def test_one_look_tells_of_everything(engine: CacheEngine, capsys: pytest.Captur
     # what both requests of each have in common, whole or not: six chunks, of which four are in L1
     assert sorted(rows) == [("192", "2", "67", "no", ""), ("192", "2", "67", "no", ", alice")]
 
+    assert "pinned" not in text
+    space = engine.register(spec(), "alice")
+    assert engine.pin(space, hashes(2), 60) == 2
+    assert main(["top", "--once"]) == 0
+    assert re.search(r"l1 .* 8, 0 leased, 2 pinned$", capsys.readouterr().out, re.M)
+
 
 def test_as_json(engine: CacheEngine, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "--json", "--cache", "vllm"]) == 0

@@ -4,8 +4,10 @@ kvcore, and one that is started by hand afterwards, by the line beside it, reuse
 import json
 import os
 import random
+import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -62,10 +64,11 @@ def configure(page: str, folder: Path) -> None:
 
 
 def connector(folder: Path) -> tuple[str, str, dict[str, str]]:
-    """README: two lines, and what the processes find in their environment."""
+    """README: two lines, and what the processes find in their environment, with what docs/explain.md puts there."""
     configure("README.md", folder)
     (run,), (by_hand,) = lines("README.md", "kvcore run vllm"), lines("README.md", "vllm serve")
-    return run, by_hand.replace("/etc/kvcore.yaml", f"{folder}/kvcore.yaml"), {"PYTHONPATH": cpu_wheel_is_vllm(folder)}
+    env = {"PYTHONPATH": cpu_wheel_is_vllm(folder), "VLLM_SERVER_DEV_MODE": "1"}
+    return run, by_hand.replace("/etc/kvcore.yaml", f"{folder}/kvcore.yaml"), env
 
 
 def tier(folder: Path) -> tuple[str, str, dict[str, str]]:
@@ -101,9 +104,32 @@ def shown(folder: Path, prompt: list[int]) -> None:
     assert [len(json.loads(line)["hash_ids"]) for line in out.read_text().splitlines()][-1] == CHUNKS
 
 
+def explained(engine: Client, prompt: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/explain.md: a hit is seen after the restart, none while vLLM has it itself, and one once it has forgotten."""
+    page = "docs/explain.md"
+    (reset,) = lines(page, "curl")
+    (explain,) = (line for line in lines(page, "kvcore explain last") if "--url" not in line)
+
+    def said() -> str:
+        capsys.readouterr()
+        assert main(shlex.split(explain)[1:]) == 0
+        return capsys.readouterr().out
+
+    every = f"{CHUNKS} of {CHUNKS} chunks ({CHUNKS} in "
+    assert re.search(rf"^found +{re.escape(every)}disk\)", said(), re.M)
+    engine.complete(prompt)
+    assert re.search(r"^saved +nothing: the engine had it all itself$", said(), re.M)
+    give_up = time.monotonic() + 60
+    curl = [*shlex.split(reset.replace("127.0.0.1:8000", f"127.0.0.1:{engine.port}")), "-s"]
+    while not json.loads(subprocess.run(curl, capture_output=True, check=True, timeout=60).stdout)["success"]:
+        assert time.monotonic() < give_up, "vLLM does not forget"
+    assert engine.complete(prompt)[1] == 128 * CHUNKS
+    assert re.search(rf"^found +{re.escape(every)}l1\)", said(), re.M)
+
+
 @pytest.mark.parametrize("via", [connector, tier])
 def test_a_server_started_by_kvcore_run_and_one_by_hand(
-    models: Path, tmp_path: Path, via: Any, monkeypatch: pytest.MonkeyPatch
+    models: Path, tmp_path: Path, via: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = tempfile.mkdtemp()  # a socket's path must be short
     monkeypatch.setenv("KVCORE_RUN_DIR", run_dir)
@@ -124,6 +150,8 @@ def test_a_server_started_by_kvcore_run_and_one_by_hand(
         again.start(READY_S)
         assert again.complete(prompt) == (text, 128 * CHUNKS)
         shown(tmp_path, prompt)
+        if via is connector:
+            explained(again, prompt, capsys)
     finally:
         first.stop()
         again.stop()

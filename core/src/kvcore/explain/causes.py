@@ -278,7 +278,7 @@ def _never(facts: Facts, after: Sequence[Event]) -> Cause:
         return Cause("absent", "is in no tier; what became of objects is on record where the cache is, at the server")
     if decision.at < facts.since:
         return Cause("unknown", "was in no place, and what happened before is not on record any more")
-    text = _new(facts) + f" (the record goes back {ago(decision.at - facts.since)})"
+    text = _new(facts) + f" (the record begins {ago(decision.at - facts.since)} earlier)"
     if after:
         text += f"; it was stored {_later(after, decision)}"
     if not decision.seq:

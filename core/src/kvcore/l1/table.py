@@ -245,7 +245,7 @@ class Table:
         return self._room.free_bytes
 
     def usage(self) -> dict[str, int]:
-        """Bytes and counts for metrics: `size`, `free`, `quarantined`, `objects`, `staging`, `leases`."""
+        """Bytes and counts: `size`, `free`, `quarantined`, `objects`, `staging`, `leases`, `pinned`."""
         with self._lock:
             return {
                 "size": self.arena.size,
@@ -254,6 +254,7 @@ class Table:
                 "objects": sum(len(s.objects) for s in self._spaces.values()),
                 "staging": sum(len(s.staging) for s in self._spaces.values()),
                 "leases": sum(1 for lease in self._leases if not lease.ended),
+                "pinned": sum(1 for _ in self._pins),
             }
 
     def view(self, obj: L1Object) -> memoryview:

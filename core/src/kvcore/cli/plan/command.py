@@ -24,9 +24,10 @@ USUAL_TOKENS = 32768
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `kvcore plan`."""
-    parser.add_argument(
-        "--model", required=True, metavar="FILE", help="a model's config.json, or the folder it lies in"
-    )
+    parser.usage = "kvcore plan (MODEL | --model MODEL) [OPTIONS]"
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("file", metavar="MODEL", nargs="?", help="a model's config.json, or the folder it lies in")
+    model.add_argument("--model", metavar="MODEL", help="the same, as other commands take it")
     parser.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel ranks (default: 1)")
     parser.add_argument("--dtype", default="auto", help="of the KV: bf16, fp16, fp32 or fp8 (default: the model's)")
     parser.add_argument("--block-size", type=int, default=16, metavar="N", help="the engine's, in tokens (default: 16)")
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     times in seconds. Status 1 when a tier could not be measured. Raises `ConfigError` for what it cannot use."""
     if args.block_size < 1:
         raise ConfigError(f"--block-size {args.block_size}: write the engine's number of tokens in a block, such as 16")
-    model = read_model(_read(args.model), args.dtype)
+    model = read_model(_read(args.file if args.model is None else args.model), args.dtype)
     tokens = None if args.tokens is None else round(speeds.parse_number("--tokens", args.tokens, "tokens"))
     prefill, how = _prefill(args, model)
     known = _stated(args.tier)
@@ -130,7 +131,7 @@ def _read(path: str) -> dict[str, Any]:
         with file.open("rb") as stream:
             data = stream.read(MAX_FILE_BYTES + 1)
     except OSError as e:
-        raise ConfigError(f"--model {path}: {file} cannot be read: {e.strerror}") from None
+        raise ConfigError(f"MODEL {path}: {file} cannot be read: {e.strerror}") from None
     try:
         if len(data) > MAX_FILE_BYTES:
             raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")
@@ -138,5 +139,5 @@ def _read(path: str) -> dict[str, Any]:
         if not isinstance(config, dict):
             raise ValueError("it holds no mapping")
     except (ValueError, RecursionError) as e:
-        raise ConfigError(f"--model {path}: {file} is no config.json: {e}") from None
+        raise ConfigError(f"MODEL {path}: {file} is no config.json: {e}") from None
     return config

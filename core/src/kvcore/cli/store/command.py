@@ -14,7 +14,7 @@ from kvcore.cli.config import add_set, flags
 from kvcore.cli.output import LINES, error, paint, print_json, printable
 from kvcore.cli.store.copying import copy
 from kvcore.cli.store.listing import ls, show_stat, stat
-from kvcore.cli.store.opened import Source, VolatileError, chosen, opened, read_config
+from kvcore.cli.store.opened import Source, VolatileError, chosen, opened, read_config, tier_path
 from kvcore.cli.store.removing import PREFIX, namespace_of, rm
 from kvcore.cli.store.sweep import gc, verify
 from kvcore.l2.frames import Frames
@@ -105,6 +105,9 @@ async def _each_tier(args: argparse.Namespace, source: Source) -> dict[str, Any]
         result: dict[str, Any] = {"tier": tier.name, "storage": tier.storage.plugin}
         try:
             async with opened(tier, source.registry) as frames:
+                if source.config.file is None:
+                    where = f"{tier.storage.plugin} {tier_path(tier) or ''}".rstrip()
+                    note(f"neither --config nor KVCORE_CONFIG names a file: tier {tier.name} is {where}")
                 result |= await PER_TIER[args.action](frames, args, source)
         except VolatileError as e:
             result["skipped"] = str(e)

@@ -9,7 +9,7 @@ from typing import Any
 from kvcore.api import Entry, format_size
 from kvcore.cli.output import paint, table
 from kvcore.cli.progress import Progress
-from kvcore.cli.store.opened import Source
+from kvcore.cli.store.opened import Source, chosen, tier_path
 from kvcore.cli.store.walk import entries_of, expected
 from kvcore.l2.frames import CannotList, Frames
 
@@ -66,7 +66,7 @@ async def ls(frames: Frames, args: argparse.Namespace, source: Source) -> dict[s
 
 
 async def stat(frames: Frames, args: argparse.Namespace, source: Source) -> dict[str, Any]:
-    """JSON: {objects, bytes, capacity_bytes, namespaces}; each null where the storage cannot tell."""
+    """JSON: {objects, bytes, capacity_bytes, namespaces, path}; each null where the storage cannot tell."""
     usage = await frames.usage()
     found: dict[bytes, _Namespace] = {}
     listed = True
@@ -86,7 +86,9 @@ async def stat(frames: Frames, args: argparse.Namespace, source: Source) -> dict
     }
     if usage is not None:
         counted |= {"objects": usage.objects, "bytes": usage.nbytes, "capacity_bytes": usage.capacity_bytes}
-    return counted
+    (tier,) = chosen(source.config, [frames.name])
+    path = tier_path(tier)
+    return counted | {"path": None if path is None else str(path)}
 
 
 def show_stat(tiers: list[dict[str, Any]]) -> None:
@@ -99,9 +101,9 @@ def show_stat(tiers: list[dict[str, Any]]) -> None:
         used = f"{100 * nbytes / capacity:.1f} %" if capacity and nbytes is not None else "-"
         rows.append(
             (tier["tier"], tier["storage"], _count(tier["objects"]), _size(nbytes), _size(capacity), used,
-             _count(tier["namespaces"]))
+             _count(tier["namespaces"]), tier["path"] or "-")
         )  # fmt: skip
-    table(("TIER", "STORAGE", "OBJECTS", "BYTES", "CAPACITY", "USED", "NAMESPACES"), rows)
+    table(("TIER", "STORAGE", "OBJECTS", "BYTES", "CAPACITY", "USED", "NAMESPACES", "PATH"), rows)
 
 
 def _by_size(found: dict[bytes, _Namespace]) -> list[tuple[bytes, _Namespace]]:

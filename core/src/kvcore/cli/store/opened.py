@@ -91,11 +91,18 @@ async def opened(
         threads.close()
 
 
-def _absent(tier: TierConfig) -> Path | None:
-    """The tier's path, when it has one and that does not exist."""
+def tier_path(tier: TierConfig) -> Path | None:
+    """The whole path of a tier that has one, as far as it can be told."""
     path = getattr(tier.storage.options, "path", None)
     if isinstance(path, str | Path):
-        with suppress(OSError, RuntimeError, ValueError):  # also a home directory that is not known
-            whole = Path(path).expanduser().absolute()
-            return None if whole.exists() else whole
+        with suppress(OSError, RuntimeError):  # a home directory that is not known
+            return Path(path).expanduser().absolute()
+    return None
+
+
+def _absent(tier: TierConfig) -> Path | None:
+    """The tier's path, when it has one and that does not exist."""
+    with suppress(OSError, ValueError):
+        path = tier_path(tier)
+        return None if path is None or path.exists() else path
     return None

@@ -99,7 +99,8 @@ def _places(status: Mapping[str, Any], window: Figures, total: Figures) -> list[
         used = l1["size"] - l1["free"]
         holds = _filled(used, l1["size"])
         line = _place("l1", "", _share("l1", window, total), {}, window, 0, l1["objects"], holds)
-        lines.append(Text(f"{line.text}, {l1['leases']} leased"))
+        pinned = f", {l1['pinned']:,} pinned" if l1.get("pinned") else ""  # one of another release may not say
+        lines.append(Text(f"{line.text}, {l1['leases']} leased{pinned}"))
     for tier in tiers:
         usage = tier["usage"] or {}
         holds, objects = "", usage.get("objects")
@@ -152,7 +153,7 @@ def _whose(hot: Mapping[str, Any] | None, tenant_bytes: Mapping[str, float]) -> 
     names = [*traffic, *(t for t in held if t not in traffic)]
     if not [n for n in names if n]:
         return []
-    lines = [Text(f"  {'TENANT':<24}{'REQUESTS':>10}{'FOUND':>9}{'TOKENS':>10}  HOLDS", "dim")]
+    lines = [Text(f"  {'TENANT':<24}{'REQUESTS':>10}{'REUSED':>9}{'TOKENS':>10}  HOLDS", "dim")]
     for name in names[:MOST_TENANTS]:
         t = traffic.get(name, {"requests": 0, "chunks": 0, "found": 0, "retrieved": 0})
         found = f"{t['found'] / t['chunks']:.1%}" if t["chunks"] else "-"
@@ -168,7 +169,7 @@ def _prefixes(hot: Mapping[str, Any] | None) -> list[Text]:
     """What most requests on record have in common."""
     if not hot or not hot["prefixes"]:
         return []
-    lines = [Text(f"  {'PREFIX':<14}{'TOKENS':>9}{'REQUESTS':>10}{'FOUND':>9}{'LAST':>8}  {'IN L1':<7}MODEL", "dim")]
+    lines = [Text(f"  {'PREFIX':<14}{'TOKENS':>9}{'REQUESTS':>10}{'REUSED':>9}{'LAST':>8}  {'IN L1':<7}MODEL", "dim")]
     now = time.time()
     for p in hot["prefixes"][:MOST_PREFIXES]:
         ago = duration(max(0.0, now - datetime.fromisoformat(p["last"]).timestamp()))

@@ -41,6 +41,8 @@ class L1Model(Model):
     """Objects that are being written."""
     leases: int
     """Leases held by engines and by what is written to tiers."""
+    pinned: int
+    """Objects that a pin keeps."""
 
 
 class UsageModel(Model):

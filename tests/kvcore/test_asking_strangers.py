@@ -41,8 +41,13 @@ def stranger(folder: Path, answers: Callable[[socket.socket], object]) -> Iterat
                     threading.Thread(target=one, args=(listening.accept()[0],), daemon=True).start()
 
         def one(asking: socket.socket) -> None:
-            with asking, suppress(OSError):
-                if asking.recv(1 << 16):
+            with asking, suppress(OSError), asking.makefile("rb") as asked:
+                head = b""
+                while (line := asked.readline()) not in (b"", b"\r\n"):
+                    head += line
+                if sent := re.search(rb"Content-Length: (\d+)", head):
+                    asked.read(int(sent[1]))
+                if head:  # else it was looked whether anybody listens
                     answers(asking)
 
         threading.Thread(target=serve, daemon=True).start()
@@ -159,6 +164,15 @@ def test_of_one_that_hangs_it_is_said_what_it_may_still_do(
         over.set()
     err = capsys.readouterr().err
     assert "aaa-1 has not answered for 0.5 s: see what its process is doing; left out. What it may have begun" in err
+
+
+def test_a_recording_that_cannot_begin_leaves_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As of a cache that closes before it is followed."""
+    said = iter([JSON + b'\r\n{"kind": "engine", "address": ""}', b""])
+    with stranger(folder, lambda asking: asking.sendall(next(said))):
+        assert main(["record", str(folder / "t.jsonl")]) == 1
+    assert "aaa-1 is gone" in capsys.readouterr().err
+    assert not (folder / "t.jsonl").exists()
 
 
 def test_a_prompt_of_nothing_but_brackets_is_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

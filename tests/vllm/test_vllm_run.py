@@ -105,7 +105,7 @@ def shown(folder: Path, prompt: list[int]) -> None:
 
 
 def explained(engine: Client, prompt: list[int], capsys: pytest.CaptureFixture[str]) -> None:
-    """docs/explain.md: a hit is seen after the restart, none while vLLM has it itself, and one once it has forgotten."""
+    """docs/explain.md: a hit is seen after the restart, none while vLLM has it itself, one when it has forgotten."""
     page = "docs/explain.md"
     (reset,) = lines(page, "curl")
     (explain,) = (line for line in lines(page, "kvcore explain last") if "--url" not in line)

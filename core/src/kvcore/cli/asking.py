@@ -102,8 +102,11 @@ def _said(work: Callable[[Cache], Any], cache: Cache) -> Any:
 
 def without(fault: NoAnswer | Refusal, *, changes: bool) -> str:
     """That a cache is left out. `changes`: it was asked to do something."""
-    begun = ". What it may have begun it does all the same" if changes and isinstance(fault, NoAnswer) else ""
-    return f"{fault}; left out{begun}"
+    return f"{fault}; left out{_begun(fault) if changes else ''}"
+
+
+def _begun(fault: NoAnswer | Refusal) -> str:
+    return ". What it may have begun it does all the same" if isinstance(fault, NoAnswer) and fault.late else ""
 
 
 def first_answers(
@@ -127,7 +130,7 @@ def first_answers(
         except (NoAnswer, Refusal) as fault:
             faults.append(fault)
     if not found:
-        raise ConfigError("\n".join(map(str, faults)))
+        raise ConfigError("\n".join(f"{fault}{_begun(fault) if changes else ''}" for fault in faults))
     for left_out in faults:
         if not elsewhere(left_out):
             error(without(left_out, changes=changes))

@@ -76,6 +76,7 @@ class L1Machine(RuleBasedStateMachine):
         self.now = 100.0
         self.evicted: list[L1Object] = []
         self.resident: dict[tuple[int, bytes], Entry] = {}
+        self.unfindable: list[Entry] = []
         self.read_leases: list[Read] = []
         self.write_leases: list[Write] = []
         self.writers = 0
@@ -191,7 +192,7 @@ class L1Machine(RuleBasedStateMachine):
         self.l1.keep(read.lease)
         if not read.ended:
             for entry in read.entries:
-                entry.temporary = False
+                entry.temporary = False  # an unfindable one goes all the same
 
     @rule(read=reads)
     def end_read(self, read: Read) -> None:
@@ -231,10 +232,14 @@ class L1Machine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.resident) > 2)
     @rule(s=st.integers(0, 1))
     def clear(self, s: int) -> None:
-        gone = [k for k, e in self.resident.items() if k[0] == s and not e.readers]
+        gone = [k for k in self.resident if k[0] == s]
         assert self.l1.clear(self.spaces[s].namespace) == len(gone)
         for key in gone:
-            self.check_freed(self.resident.pop(key))
+            entry = self.resident.pop(key)
+            if entry.readers:
+                self.unfindable.append(entry)
+            else:
+                self.check_freed(entry)
 
     # -- what must hold ----------------------------------------------------------------------------------------------
 
@@ -245,7 +250,8 @@ class L1Machine(RuleBasedStateMachine):
         usage = self.l1.usage()
         staged = [o for w in self.write_leases if w.state == "open" for o in w.objects]
         quarantined = sum(o.space.slot_bytes for w in self.write_leases if w.state == "expired" for o in w.objects)
-        held = sum(e.obj.space.slot_bytes for e in self.resident.values()) + sum(o.space.slot_bytes for o in staged)
+        here = [e.obj for e in (*self.resident.values(), *self.unfindable)]
+        held = sum(o.space.slot_bytes for o in (*here, *staged))
         assert usage["quarantined"] == quarantined
         assert usage["free"] + held + quarantined == usage["size"] == PAGES * ALIGN, "a slot is lost or counted twice"
         assert (usage["objects"], usage["staging"]) == (len(self.resident), len(staged))
@@ -259,7 +265,7 @@ class L1Machine(RuleBasedStateMachine):
 
     @invariant()
     def readers_see_what_was_published(self) -> None:
-        for entry in self.resident.values():
+        for entry in (*self.resident.values(), *self.unfindable):
             assert self.l1.view(entry.obj) == entry.data
             assert self.arena.generation(entry.obj.slot) == entry.generation
         for read in self.read_leases:
@@ -272,7 +278,7 @@ class L1Machine(RuleBasedStateMachine):
         return set(range(obj.slot // ALIGN, (obj.slot + obj.space.slot_bytes) // ALIGN))
 
     def slots_in_use(self) -> set[int]:
-        objects = [e.obj for e in self.resident.values()]
+        objects = [e.obj for e in (*self.resident.values(), *self.unfindable)]
         objects += [o for w in self.write_leases if w.state in ("open", "expired") for o in w.objects]
         return {page for o in objects for page in self.pages(o)}
 
@@ -307,6 +313,10 @@ class L1Machine(RuleBasedStateMachine):
         for entry in read.entries:
             entry.readers -= 1
         for entry in {id(e): e for e in read.entries}.values():
-            if entry.temporary and not entry.readers:
+            if any(e is entry for e in self.unfindable):
+                if not entry.readers:
+                    self.unfindable = [e for e in self.unfindable if e is not entry]
+                    self.check_freed(entry)
+            elif entry.temporary and not entry.readers:
                 del self.resident[self.spaces.index(entry.obj.space), entry.obj.chunk_hash]
                 self.check_freed(entry)

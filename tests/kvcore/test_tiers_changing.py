@@ -46,6 +46,31 @@ def until(done: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
+def test_what_is_cleared_while_it_waits_is_not_written(make: Any) -> None:
+    """Nor found while somebody still reads it, and its memory is free with the last reader."""
+    engine, space = make(f"[{FAULTY}]")
+    free = engine.l1.free_bytes
+    far = engine.manager.tiers[0]
+    far.storage.faults = Faults(latency=0.2, operations=("store",))
+    for start in range(0, 24, 8):  # more than the tier takes at once
+        publish(engine, space, hashes(8, start), start)
+    read = engine.lookup(space, hashes(24))
+    assert read.wait(10)
+    assert engine.clear(space) == 24
+    assert contents(engine, space, hashes()) in ([], list(range(1, 9)))  # what had been written by then
+    written = engine.manager.loop.submit(engine.manager.stores.written(30))
+    assert written.result()
+    assert engine.drain() == 0
+    dropped = metric(engine, "tier_dropped_total", tier="far", reason="cleared")
+    assert dropped is not None
+    assert 0 < dropped <= 24
+    there = [h for h in hashes(24) if contents(engine, space, [h])]
+    assert len(there) == 24 - dropped
+    engine.clear(space)
+    engine.release(read)
+    until(lambda: engine.l1.free_bytes == free, "what was read is free with its last reader")
+
+
 def test_an_added_tier_is_written_and_read(make: Any) -> None:
     engine, space = make()
     put(engine, space, hashes())

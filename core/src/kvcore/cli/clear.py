@@ -18,7 +18,7 @@ UNENDED = "a turn found no more of it, and did not come to its end: use `kvcore 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `kvcore clear`."""
-    parser.epilog = "what an engine is reading stays, and what it computes meanwhile may be there again"
+    parser.epilog = "what an engine computes or loads meanwhile may be there again"
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--all", action="store_true", help="everything; needs --yes")
     what.add_argument("--namespace", metavar="NAMESPACE", type=arguments.namespace, help="what one namespace has")

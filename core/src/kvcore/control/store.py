@@ -161,6 +161,11 @@ class StoreController:
             self.metrics.add("tier_promoted", len(resident), queue.tier.name)
         self._enqueue(targets if resident else [], resident, lease, layout)
 
+    async def written(self, timeout_s: float) -> bool:
+        """Wait for what is being written just now, not for what comes after it; False when that took too long."""
+        now = {done for queue in self._queues for done in queue.writing}
+        return not now or not (await asyncio.wait(now, timeout=timeout_s))[1]
+
     async def drain(self, timeout_s: float) -> int:
         """Wait until the queues are empty; the number of objects still waiting at the deadline."""
         waiting = [q.idle.wait() for q in self._queues]
@@ -224,6 +229,8 @@ class _Queue:
         """Objects queued or being written."""
         self.idle = asyncio.Event()
         self.idle.set()
+        self.writing: set[asyncio.Future[None]] = set()
+        """One for each store that is under way."""
         self._controller = controller
         self._ended = False
         self._running = 0
@@ -285,11 +292,15 @@ class _Queue:
         try:
             while self.jobs:
                 job, objects = self.jobs.take()
+                done = asyncio.get_running_loop().create_future()
+                self.writing.add(done)
                 try:
                     await self._write(job, objects)
                 except Exception:  # a plugin's fault: these objects stay in L1 only, the queue goes on
                     logger.exception("tier %s: a store failed", self.tier.name)
                 finally:
+                    self.writing.discard(done)
+                    done.set_result(None)
                     self.pending -= len(objects)
                     self._account(objects, -1)
         finally:
@@ -304,6 +315,12 @@ class _Queue:
         try:
             if not l1.renew(job.lease):
                 self._dropped("lease_expired", objects)
+                return
+            table = objects[0].space.objects
+            if gone := [o for o in objects if table.get(o.chunk_hash) is not o]:  # while it waited
+                self._dropped("cleared", gone)
+                objects = [o for o in objects if table.get(o.chunk_hash) is o]
+            if not objects:
                 return
             there = await tier.exists([o.key for o in objects])
             absent = [o for o, known in zip(objects, there, strict=True) if not known]

@@ -136,7 +136,8 @@ class Engine(Protocol):
         no server. Its `token` names the arena: lookups and plans carry it, and may be copied with that one only."""
 
     def clear(self, space: Space) -> int:
-        """Forget the space's objects in L1 (not in the tiers), but those in use; how many went."""
+        """Forget the space's objects in L1 (not in the tiers); how many. What is being read goes with its last reader,
+        and what waits for a tier is not written."""
 
     def drain(self, timeout_s: float = 10.0) -> int:
         """Wait until the tiers have taken what waits; the number of objects still waiting at the deadline."""

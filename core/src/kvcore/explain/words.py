@@ -93,5 +93,6 @@ DROPPED = {
     "failed": ("the storage failed", DOCTOR),
     "evicted_first": ("L1 needed the room before it could be written", "a larger `l1.size`, or `write: all`"),
     "removed": ("the tier was removed", ""),
+    "cleared": ("it was cleared, or its time was over, while it waited", ""),
 }
 """Why an object was not written to a tier."""

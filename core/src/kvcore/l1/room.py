@@ -89,18 +89,20 @@ class Room:
         if self._aging is not None:
             self._aging.left(objects)
 
-    def detach(self, space: ObjectSpace, objects: list[L1Object]) -> None:
+    def detach(self, space: ObjectSpace, objects: list[L1Object], reason: str) -> None:
         """Objects that are read, and that their pool's policy does not know any more, leave the table: nobody finds
         them, and they go with their last readers."""
         if not objects:
             return
-        self._on_left("evicted", "expired", objects)
+        self._on_left("evicted", reason, objects)
         if self.watched:
-            self.gone.append(("expired", objects))
+            self.gone.append((reason, objects))
         for obj in objects:
             obj.temporary = True
             del space.objects[obj.chunk_hash]
         space.pool.dropped(objects)
+        if self._aging is not None:
+            self._aging.left(objects)
 
     def free(self, space: ObjectSpace, objects: Collection[L1Object]) -> None:
         """Free the slots of objects that stand in no table."""

@@ -78,8 +78,8 @@ class Table:
         return space
 
     def clear(self, namespace: bytes, most: int | None = None) -> int:
-        """Delete what no one reads in all spaces of `namespace`, pinned or not, but at most so many; how many objects
-        went. Leased ones stay."""
+        """Forget all objects in all spaces of `namespace`, pinned or not, but at most so many; how many. Those that are
+        leased are found no more, and go with their last readers."""
         count = 0
         with self._lock:
             for (ns, _), space in self._spaces.items():
@@ -87,10 +87,10 @@ class Table:
                     continue
                 if self._pins.count(space):
                     self._unread(space, self._pins.remove(space, list(space.objects.values())))
-                unread = (obj for obj in space.objects.values() if not obj.readers)
-                gone = list(unread if most is None else islice(unread, most - count))
+                gone = list(islice(space.objects.values(), None if most is None else most - count))
                 if space.pool.remove(gone):
-                    self._room.drop(gone, "cleared")
+                    self._room.drop([o for o in gone if not o.readers], "cleared")
+                    self._room.detach(space, [o for o in gone if o.readers], "cleared")
                     count += len(gone)
         return count
 
@@ -322,7 +322,7 @@ class Table:
                 self._expired_objects -= len(some)
                 continue
             self._room.drop([o for o in some if not o.readers], "expired")
-            self._room.detach(space, [o for o in some if o.readers])
+            self._room.detach(space, [o for o in some if o.readers], "expired")
 
     def _quarantine(self, lease: WriteLease) -> None:
         lease.ended = lease.expired = True

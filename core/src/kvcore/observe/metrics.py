@@ -99,7 +99,8 @@ METRICS: dict[str, Spec] = {
             **_TIER,
             "reason": "`queue_full` (more than `queue_size` waits), `tier_down` (circuit breaker open), "
             "`lease_expired` (it waited too long), `failed` (see `kvcore_tier_operations_total`), `evicted_first` "
-            "(with `write: evicted`, room in L1 was needed before they could be written), `removed` (the tier was)",
+            "(with `write: evicted`, room in L1 was needed before they could be written), `removed` (the tier was), "
+            "`cleared` (or its `ttl` was over, while it waited)",
         },
     ),
     "tier_held_back": Spec(

@@ -1,12 +1,17 @@
-"""Forgets objects of a namespace, a tenant or all, in the tiers first: what they still had would come back into L1."""
+"""Forgets objects of a namespace, a tenant or all: in L1, so that nothing more of it goes to a tier; in the tiers; and
+what came from these into L1 meanwhile."""
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
+from kvcore.control import StorageManager
 from kvcore.engine import CacheEngine, Space
+from kvcore.explain.cache import Cache
+from kvcore.explain.elsewhere import of_tenant
 from kvcore.l2 import Tier
 from kvcore.observe import logger
+from kvcore.observe.decisions import tenant_shown
 from kvcore.service.http.listing import Turns, on, stored
 from kvcore.service.http.models import ClearedModel, ClearModel
 from kvcore.service.http.problems import Problem
@@ -25,10 +30,12 @@ async def clear(
 ) -> ClearedModel:
     """Forget them in `tiers` and in L1. `work` runs a function on a thread. Raises `Problem`."""
     names = _namespaces(engine, wanted)
+    manager = engine.manager
     give_up = time.monotonic() + CLEAR_S
+    gone = await _clear_l1(manager, names, work)
     counts: dict[str, int] = {}
     problems: dict[str, str] = {}
-    complete = True
+    complete = not tiers or await on(manager.loop, manager.stores.written(CLEAR_S / 3))
     for tier in tiers:
         counts[tier.name] = 0
         for name in [None] if names is None else names:
@@ -41,7 +48,18 @@ async def clear(
             except Problem as problem:
                 problems[tier.name] = problem.detail
                 break
-    manager = engine.manager
+    if tiers:
+        gone += await _clear_l1(manager, names, work)
+    what = wanted.model_dump(include={"namespace", "tenant", "all"}, exclude_none=True)
+    if wanted.tenant is not None:
+        what["tenant"] = tenant_shown(wanted.tenant, manager.config.tenants)
+    logger.info("cleared by request, %s: %d objects in L1, %s in tiers", what, gone, counts or "none")
+    return ClearedModel(l1=gone, tiers=counts, complete=complete and not problems, problems=problems)
+
+
+async def _clear_l1(
+    manager: StorageManager, names: set[bytes] | None, work: Callable[[Callable[[], Any]], Awaitable[Any]]
+) -> int:
     here = {s.namespace for s in list(manager.layouts)}
     gone = 0
     for name in here if names is None else names & here:
@@ -49,9 +67,7 @@ async def clear(
         while cleared == CLEARED:  # L1 is nobody else's for as long as one slice takes
             cleared = await work(lambda name=name: manager.l1.clear(name, CLEARED))  # type: ignore[misc]
             gone += cleared
-    what = wanted.model_dump(include={"namespace", "tenant", "all"}, exclude_none=True)
-    logger.info("cleared by request, %s: %d objects in L1, %s in tiers", what, gone, counts or "none")
-    return ClearedModel(l1=gone, tiers=counts, complete=complete and not problems, problems=problems)
+    return gone
 
 
 def _namespaces(engine: CacheEngine, wanted: ClearModel) -> set[bytes] | None:
@@ -60,10 +76,21 @@ def _namespaces(engine: CacheEngine, wanted: ClearModel) -> set[bytes] | None:
         return None
     if wanted.namespace is not None:
         return {bytes.fromhex(wanted.namespace)}
-    found = {ns for ns, tenant in engine.manager.tenancy.bound().items() if tenant == wanted.tenant}
+    assert wanted.tenant is not None
+    name, named = wanted.tenant, engine.manager.config.tenants
+    found = {ns for ns, t in engine.manager.tenancy.bound().items() if name in (t, tenant_shown(t, named))}
+    if not found and wanted.tiers and not name.startswith("#"):  # of a time before the last start
+        cache = Cache(engine)
+        found = set(of_tenant(cache, name, cache.past() | cache.identities()))
     if not found:
-        text = f"nothing in L1 is the tenant {wanted.tenant!r:.200}'s, and no engine uses a model for it"
-        raise Problem(404, "no-tenant", f"{text}: clear its namespaces, see /namespaces")
+        text = f"nothing in L1 is the tenant {name!r:.200}'s, and no engine uses a model for it"
+        if not wanted.tiers:
+            how = "what tiers may have of it is forgotten with --tiers (over HTTP: `tiers`)"
+        elif name.startswith("#"):
+            how = "a hash tells only tenants that engines have named here; give the name itself"
+        else:
+            how = "no model is known here yet; ask again when an engine has come, or clear what `kvcore store ls` lists"
+        raise Problem(404, "no-tenant", f"{text}: {how}")
     return found
 
 

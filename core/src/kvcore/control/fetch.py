@@ -1,4 +1,4 @@
-"""The prefetch controller: brings objects from the tiers into L1 for a lookup.
+"""The fetch controller: brings objects from the tiers into L1 for a lookup.
 
 All tiers are asked at once; each missing object gets one source, the first tier in order that has it. What that one
 does not deliver (`exists` is a hint) the tiers after it are asked for. A tier that does not answer holds up nobody whom

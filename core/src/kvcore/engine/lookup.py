@@ -131,7 +131,7 @@ class Lookup:
             self._l1.end_read(lease)
 
     def keep(self) -> None:
-        """What was prefetched is being used: it stays resident."""
+        """What was fetched is being used: it stays resident."""
         for lease in self._leases:
             self._l1.keep(lease)
 

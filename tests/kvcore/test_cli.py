@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import pty
+import re
 import socket
 import subprocess
 import sys
@@ -437,10 +438,29 @@ def test_doctor_fails_for_hooks_that_cannot_be_used(site, capsys, monkeypatch):
     assert "error: hooks plugin 'listener' (kvcore-listener 1.0) has a wrong hook" in found["hooks"]
 
 
+def test_doctor_says_what_an_invalid_file_keeps_it_from_and_how_much_it_found(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("KVCORE_BLOCK_PLUGINS", "vllm,torch")
+    monkeypatch.setattr("kvcore.cli.doctor.call", NOT_LOOKED_AT)
+    file = tmp_path / "kvcore.yaml"
+    file.write_text("l1: {size: 8}\nl2: [{storage: dsik}, {storage: {plugin: memory, sz: 1}}, memory]\nfoo: 1\n")
+    assert main(["doctor", str(file)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    at = [i for i, line in enumerate(lines) if line.startswith("error   config: ")]
+    assert [lines[i + 1].removeprefix("        -> see ") for i in at] == [
+        "docs/configuration.md", "`kvcore plugins list` and docs/configuration.md",
+        "`kvcore plugins show memory` and docs/configuration.md", "docs/configuration.md", "docs/configuration.md",
+    ]  # fmt: skip
+    assert lines[-3].startswith("note    config: the rest of it, its sizes and its tiers were not examined")
+    counts = [sum(line.startswith(level) for line in lines) for level in ("error", "warning", "note", "ok ")]
+    told = [int(n) for n in re.findall(r"\d+", lines[-1])]
+    assert (counts, lines[-1].partition(" ")[0]) == (told, "found:")
+
+
 def test_doctor_of_a_file_that_is_not_there_says_only_that(tmp_path, capsys, monkeypatch):
     file = tmp_path / "nope.yaml"
     assert main(["doctor", str(file)]) == 1
-    error, remedy = capsys.readouterr().out.splitlines()
+    error, remedy, counted = capsys.readouterr().out.splitlines()
+    assert counted == "found: 1 error, 0 warnings, 0 notes, 0 ok; nothing else was examined"
     assert error.startswith("error   config: ")
     assert str(file) in error
     assert remedy == "        -> give the path of a YAML file, or none"

@@ -453,6 +453,11 @@ def test_a_part_of_an_id_is_enough_and_others_are_named(make: Any) -> None:
     assert found.more == ["cmpl-1-0-abcdef", "cmpl-0-0-abcdef"]
     told.ask("cmpl-22-0-abcdef", chunks.hashes(1))
     assert explain_request(told.engine, "cmpl-2").explanations[0].request == "cmpl-2-0-abcdef"
+    assert explain_request(told.engine, "22").explanations[0].request == "cmpl-22-0-abcdef"
+    for letters in ("pl", "b"):  # parts of words: chance finds them
+        with pytest.raises(NotOnRecord, match="no request"):
+            explain_request(told.engine, letters)
+    assert explain_request(told.engine, "abc").explanations[0].request == "cmpl-22-0-abcdef"
 
 
 def test_every_lookup_of_a_request_is_explained_and_is_not_its_own_neighbour(make: Any) -> None:
@@ -560,6 +565,14 @@ def test_two_requests_are_compared(make: Any) -> None:
     assert dict(diff(said))["b"] == "token 7 (its text: give --model DIR)"
     said = compare(told.engine, Comparison(a=Side(request="a"), b=Side(tokens=other)))
     assert (said.chunks, said.tokens, said.differences) == (1, 50, [])
+
+
+def test_a_request_is_not_compared_with_itself(make: Any) -> None:
+    told = make()
+    told.ask("cmpl-1-abcdef", chunks.hashes(3))
+    for a, b, named in (("cmpl-1", "1", "'cmpl-1' and '1'"), ("abcdef", "abcdef", "'abcdef'")):
+        with pytest.raises(ConfigError, match=f"^{named}: A and B are one request, cmpl-1-abcdef: name two"):
+            compare(told.engine, Comparison(a=Side(request=a), b=Side(request=b)))
 
 
 def test_two_requests_without_tokens_are_compared_by_chunks(make: Any) -> None:

@@ -19,6 +19,7 @@ from kvcore.cli import main
 from kvcore.cli.top import show
 from kvcore.cli.top.sample import Figures, Sample, Watch, figures
 from kvcore.engine import CacheEngine
+from kvcore.observe.decisions import tenant_shown
 from kvcore.service import open_engine
 from kvcore.service.inspect import Cache
 from kvcore.testing.chunks import contents, hashes, put, spec
@@ -140,7 +141,7 @@ def test_live_it_follows_and_gives_the_terminal_back(engine: CacheEngine) -> Non
             assert shown.startswith("\x1b[?1049h\x1b[?25l")
             assert "bob" not in shown
             contents(engine, space, hashes(3))
-            _read(main_end, lambda text: re.search(r"bob +1 +0\.0%", text))
+            _read(main_end, lambda text: re.search(rf"{tenant_shown('bob', ())} +1 +0\.0%", text))
             os.write(main_end, b"q")
             assert process.wait(PATIENCE_S) == 0
             assert _read(main_end, lambda text: "\x1b[?25h\x1b[?1049l" in text)

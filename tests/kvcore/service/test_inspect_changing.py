@@ -259,7 +259,7 @@ def test_a_prefix_that_top_shows_is_kept_for_a_time(engine: CacheEngine, capsys:
     prefix = shown["hash"][:12]
     assert shown["hash"] == keys[2].hex()
     out, _ = told(capsys, "pin", prefix, "--for", "1h")
-    assert re.search(r"vllm-\d+: 3 of 3 chunks of 32 tokens stay in L1 until 20\d\d-\S+Z, of m, alice\n", out)
+    assert re.search(r"vllm-\d+: 3 of 3 chunks of 32 tokens stay in L1 until 20\d\d-\S+Z, of m, #cc419f21\n", out)
     crowd(engine, space)
     assert (there(engine, space, keys[:3]), there(engine, space, keys[3:])) == (3, 0)
     found = as_json(capsys, "pin", prefix, "--end")
@@ -268,7 +268,7 @@ def test_a_prefix_that_top_shows_is_kept_for_a_time(engine: CacheEngine, capsys:
     crowd(engine, space)
     assert there(engine, space, keys) == 0
     out, _ = told(capsys, "pin", prefix, "--for", "1h", status=1)
-    assert "0 of 3 chunks of 32 tokens stay in L1, of m, alice: the others are not there (ask for the prompt" in out
+    assert "0 of 3 chunks of 32 tokens stay in L1, of m, #cc419f21: the others are not there (ask for the prompt" in out
 
 
 def test_a_prompt_is_kept(engine: CacheEngine, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

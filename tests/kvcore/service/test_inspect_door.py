@@ -88,7 +88,7 @@ def test_requests_are_told_in_order_with_what_was_found(engine: CacheEngine) -> 
     found = ask(only(), "/requests?hashes=1")
     first, second = found["requests"]
     assert (first["chunks"], first["answer"], first["sources"], first["misses"]) == (6, 4, {"l1": 4}, {"absent": 2})
-    assert (first["broke"], first["tenant"], first["model"]) == ("absent", "alice", "m")
+    assert (first["broke"], first["tenant"], first["model"]) == ("absent", "#cc419f21", "m")
     assert first["hashes"] == [h.hex() for h in hashes(6)]
     assert (second["answer"], second["broke"], second["retrieved"]) == (2, "", 2 * space.chunk_tokens)
     assert (found["next"], found["newest"], found["oldest"]) == (second["seq"], second["seq"], first["seq"])
@@ -113,7 +113,7 @@ def test_the_hottest_prefixes_are_where_requests_part(engine: CacheEngine) -> No
     assert hot["prefixes"][0]["tokens"] == 3 * space.chunk_tokens
     assert (hot["requests"], hot["chunks"], hot["own"], hot["found"]) == (7, 31, 0, 18)
     (tenant,) = hot["tenants"]
-    assert (tenant["tenant"], tenant["requests"], tenant["chunks"], tenant["found"]) == ("alice", 7, 31, 18)
+    assert (tenant["tenant"], tenant["requests"], tenant["chunks"], tenant["found"]) == ("#cc419f21", 7, 31, 18)
 
 
 def test_what_cannot_be_asked_is_refused_with_what_can(engine: CacheEngine) -> None:

@@ -17,8 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `kvcore diff`."""
     for name in ("A", "B"):
         parser.add_argument(
-            name.lower(), metavar=name, help="a request's id, or @FILE: a prompt's text or a JSON list of its token ids"
-        )
+            name.lower(), metavar=name,
+            help="a request's id or a part of it, or a number of `kvcore explain`'s list (no.7); or @FILE: a prompt's "
+            "text or a JSON list of its token ids",
+        )  # fmt: skip
     parser.add_argument("--text", action="store_true", help="A and B are the prompts themselves")
     parser.add_argument(
         "--chunk-tokens", metavar="N", type=int, help="tokens of a chunk (default: a running cache says so)"

@@ -2,7 +2,9 @@
 
 import argparse
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -41,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
         lambda: _engines(registry),
         lambda: _configuration(registry, args),
     ]
-    if unread := _unread(args):  # before all else, and alone: what follows would bury it
+    unread = _unread(args)
+    if unread:  # before all else, and alone: what follows would bury it
         checks = [lambda: iter(unread)]
     findings: list[Finding] = []
     for check in track(checks, "examining", quiet=args.json):
@@ -52,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     ok = all(f.level != "error" for f in findings)
     if args.json:
         print_json({"ok": ok, "findings": [asdict(f) for f in findings]})
+    else:
+        print(_counted(findings) + ("; nothing else was examined" if unread else ""), flush=True)
     return 0 if ok else 1
 
 
@@ -65,6 +70,13 @@ def _unread(args: argparse.Namespace) -> list[Finding]:
     tree, faults = read_file(file)
     remedy = "give the path of a YAML file, or none" if args.file else "correct KVCORE_CONFIG, or unset it"
     return [] if tree.value else [Finding("error", "config", str(fault), remedy) for fault in faults]
+
+
+def _counted(findings: Sequence[Finding]) -> str:
+    """How many there are of each level, the worst first."""
+    found = Counter(f.level for f in findings)
+    words = [f"{found[level]} {level}{'s' * (found[level] != 1)}" for level in ("error", "warning", "note")]
+    return f"found: {', '.join(words)}, {found['ok']} ok"
 
 
 def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -182,6 +194,26 @@ def _engines(registry: Registry) -> Iterator[Finding]:
             yield Finding("error", f"engine {info.name}", outcome.text, remedy)
 
 
+def _plugin(path: str, args: argparse.Namespace) -> str:
+    """The plugin, as the file names it, of which this is an option; empty where it is none's."""
+    from kvcore.config.yaml_file import read_file
+
+    file = args.file or os.environ.get("KVCORE_CONFIG")
+    value: Any = read_file(file)[0].value if file else None
+    name = ""
+    for part in re.findall(r"[^.\[\]]+", path):
+        if isinstance(value, str):  # `storage: disk`
+            return value
+        if isinstance(value, dict):
+            name = str(value.get("plugin", name))
+            value = value.get(part)
+        elif isinstance(value, list) and part.isdecimal():
+            value = dict(enumerate(value)).get(int(part))
+        else:
+            value = None
+    return name
+
+
 def _configuration(registry: Registry, args: argparse.Namespace) -> Iterator[Finding]:
     from kvcore.config import InvalidConfigError
     from kvcore.config.advice import capacities
@@ -191,7 +223,12 @@ def _configuration(registry: Registry, args: argparse.Namespace) -> Iterator[Fin
         config = load_config(args.file, flags=flags(args), registry=registry)
     except InvalidConfigError as e:
         for fault in e.faults:
-            yield Finding("error", "config", str(fault), "see `kvcore plugins show NAME` and docs/configuration.md")
+            plugin = _plugin(fault.path, args)
+            shown = f"`kvcore plugins show {plugin}` and " if plugin else ""
+            shown = shown or ("`kvcore plugins list` and " if "plugin is named" in fault.text else "")
+            yield Finding("error", "config", str(fault), f"see {shown}docs/configuration.md")
+        text = "the rest of it, its sizes and its tiers were not examined: that takes a valid configuration"
+        yield Finding("note", "config", text, "correct what is named above, and run doctor again")
         return
     yield from sanity.chosen_file(config)
     yield from sanity.overridden(config, registry)

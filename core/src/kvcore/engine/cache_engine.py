@@ -24,7 +24,7 @@ from kvcore.engine.presence import Presence
 from kvcore.engine.space import ModelSpec, Space
 from kvcore.l1 import L1Object, ObjectSpace, WriteLease
 from kvcore.observe import Asked, Decision, Decisions, Metrics, Throttle, logger
-from kvcore.observe.decisions import salt_word
+from kvcore.observe.decisions import salt_word, tenant_shown
 from kvcore.observe.savings import count_saved
 from kvcore.plugins import Registry, registry_from_env
 from kvcore.tenants import Usage
@@ -130,8 +130,8 @@ class CacheEngine:
             logger.warning("an object has %d bytes, more than L1: nothing of this model can be cached", largest)
         logger.info(
             "model %s%s: namespace %s, chunks of %d tokens, objects of %s bytes",
-            spec.model, f", tenant {tenant!r}" if tenant else "", name.hex(), chunk_tokens,
-            "/".join(str(x.nbytes) for x in space.groups),
+            spec.model, f", tenant {tenant_shown(tenant, self.manager.config.tenants)}" if tenant else "",
+            name.hex(), chunk_tokens, "/".join(str(x.nbytes) for x in space.groups),
         )  # fmt: skip
         return space
 

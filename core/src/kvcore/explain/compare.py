@@ -29,9 +29,13 @@ class Two(NamedTuple):
 
 
 def compare(engine: Any, asked: Comparison, name: str = "") -> DiffModel:
-    """Compare requests on record and prompts. Raises `ConfigError` for a request that is not on record."""
+    """Compare requests on record and prompts. Raises `ConfigError` for a request that is not on record, or one
+    that is compared with itself."""
     cache = Cache(engine, name)
     a, b = (_decision(cache, side, asked.model) for side in (asked.a, asked.b))
+    if a.seq and a.seq == b.seq:
+        texts = " and ".join(dict.fromkeys(repr(side.request) for side in (asked.a, asked.b)))
+        raise ConfigError(f"{texts}: A and B are one request, {name_of(a)}: name two, as `kvcore explain` lists them")
     found: list[DifferenceModel] = []
     if a.namespace != b.namespace and a.seq and b.seq:
         known, tenants = cache.identities(), cache.named_tenants

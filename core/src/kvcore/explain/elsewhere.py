@@ -9,6 +9,7 @@ from kvcore.engine.space import namespace as fingerprint
 from kvcore.explain import specs
 from kvcore.explain.cache import Cache, needed
 from kvcore.explain.models import DifferenceModel
+from kvcore.observe.decisions import salt_word
 
 MAX_ASKED = 64
 """Namespaces that tiers are asked about: those that differ least."""
@@ -42,15 +43,18 @@ def elsewhere(cache: Cache, chunk_hash: bytes, here: bytes, known: Mapping[bytes
 
 def _past(cache: Cache, mine: Identity, known: Mapping[bytes, Identity]) -> dict[bytes, Identity]:
     """Namespaces of processes that have ended, and what they were for this one's tenant, whose name is not kept."""
-    found = {}
-    for namespace, identity in cache.past().items():
-        if mine.tenant and cache.manager is not None and identity.salt == mine.salt:
-            name = fingerprint(
-                identity.spec, identity.chunk_tokens, identity.scheme, identity.lossy, cache.manager.config.salt,
-                mine.tenant,
-            )  # fmt: skip
-            if name not in known:
-                found[name] = identity._replace(tenant=mine.tenant)
-        if namespace not in known:
-            found[namespace] = identity
+    past = cache.past()
+    found = past | (of_tenant(cache, mine.tenant, past) if mine.tenant else {})
+    return {namespace: identity for namespace, identity in found.items() if namespace not in known}
+
+
+def of_tenant(cache: Cache, tenant: str, known: Mapping[bytes, Identity]) -> dict[bytes, Identity]:
+    """The namespaces that these models have for a tenant of this name, with the salt of this cache's configuration."""
+    if cache.manager is None:
+        return {}
+    salt, found = cache.manager.config.salt, {}
+    for i in known.values():
+        if i.salt == salt_word(salt):
+            name = fingerprint(i.spec, i.chunk_tokens, i.scheme, i.lossy, salt, tenant)
+            found[name] = i._replace(tenant=tenant)
     return found

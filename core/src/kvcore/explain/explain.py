@@ -35,6 +35,8 @@ class NotOnRecord(ConfigError):
 MAX_LOOKUPS = 20
 """Of one request that are explained."""
 MAX_MORE = 20
+MIN_PART = 3
+"""Characters of a part of an id; shorter ones have to stand apart in it."""
 TOKENS_OFF = f"token ids are not on record: {KEEP_TOKENS}, would let this name the first token that differs"
 
 
@@ -56,7 +58,9 @@ def on_record(cache: Cache, request: str) -> tuple[list[Decision], list[str]]:
     found = [d for d in records if name_of(d) == request]
     more: list[str] = []
     if not found and request:
-        ids = sorted(dict.fromkeys(d.asked.id for d in records if request in d.asked.id), key=_whole(request))
+        part = _whole(request)
+        holding = dict.fromkeys(d.asked.id for d in records if request in d.asked.id)
+        ids = sorted((i for i in holding if len(request) >= MIN_PART or not part(i)), key=part)
         if ids:
             found, more = [d for d in records if d.asked.id == ids[0]], ids[1 : MAX_MORE + 1]
     if not found:

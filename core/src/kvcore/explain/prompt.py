@@ -11,6 +11,7 @@ from kvcore.explain import specs
 from kvcore.explain.cache import Cache
 from kvcore.explain.keys import chunk_hashes, keys_tell
 from kvcore.explain.models import Question
+from kvcore.observe.decisions import tenant_shown
 
 
 class Place(NamedTuple):
@@ -114,9 +115,9 @@ def _adapter(identity: Identity) -> str:
 
 
 def _no_identity(cache: Cache, identities: Sequence[Identity], question: Question) -> str:
-    tenants = sorted({specs.tenant_shown(s.tenant, cache.named_tenants) or "none" for s in identities})
+    tenants = sorted({tenant_shown(s.tenant, cache.named_tenants) or "none" for s in identities})
     adapters = sorted({_adapter(s) or "none" for s in identities})
-    wanted = specs.tenant_shown(question.tenant or question.salt, cache.named_tenants)
+    wanted = tenant_shown(question.tenant or question.salt, cache.named_tenants)
     return (
         f"nobody has asked for this model as the tenant (or with the salt) {wanted or 'none'} and with the adapter "
         f"{question.adapter or 'none'}, so nothing can be there; tenants: {', '.join(tenants)}; adapters: "

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Set
 
 from kvcore.engine.identity import Identity
 from kvcore.explain.models import DifferenceModel
-from kvcore.observe.decisions import salt_word
+from kvcore.observe.decisions import tenant_shown
 
 MAX_TOLD = 3
 """Fields in a sentence."""
@@ -58,11 +58,6 @@ def told(found: list[DifferenceModel]) -> str:
     if len(found) > MAX_TOLD:
         words.append(f"{len(found) - MAX_TOLD} more that follow from it, or stand in the JSON")
     return ", ".join(words) or "nothing"
-
-
-def tenant_shown(tenant: str, known: Set[str]) -> str:
-    """A tenant's name, or a short hash of it: that of the salt, where a salt is the tenant."""
-    return tenant if not tenant or tenant in known else f"#{salt_word(tenant)}"
 
 
 def _shown(value: str) -> str:

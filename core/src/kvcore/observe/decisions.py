@@ -11,7 +11,7 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -54,6 +54,12 @@ _NONE: Mapping[str, int] = MappingProxyType({})
 def salt_word(salt: str) -> str:
     """What is kept of a salt: eight letters that tell two of them apart; nothing of none."""
     return hashlib.sha256(b"kvcore.salt\0" + salt.encode(errors="surrogatepass")).hexdigest()[:8] if salt else ""
+
+
+def tenant_shown(tenant: str, named: Container[str]) -> str:
+    """A tenant for people: its name, where the configuration names it; else a short hash, for it may be a request's
+    cache salt (then it is that of the salt), which nobody is to read from what is shown or logged."""
+    return tenant if not tenant or tenant in named else f"#{salt_word(tenant)}"
 
 
 def mark_of(ids: Sequence[int]) -> bytes:

@@ -1,12 +1,14 @@
 """Tenants over HTTP: what they hold, and their quotas."""
 
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from kvcore.api import Entry, ObjectKey
 from kvcore.builtin.eviction_lru import LruPolicy
 from kvcore.l2 import Capacity
+from kvcore.observe.decisions import tenant_shown
 from kvcore.tenants import Division
 from kvcore.testing.chunks import hashes, put, spec
 
@@ -33,7 +35,12 @@ def test_usage_and_quotas(serve: Any) -> None:
     assert answer.body["tenants"][0]["tenant"] == "alice"  # who holds most
     assert places(answer, "alice")["l1"]["used"] == 8 * alice.groups[0].nbytes
     assert places(answer, "alice")["l1"]["quota"] == 2 << 20
-    assert places(answer, bob.tenant)["l1"]["quota"] == 1 << 20
+    hidden = tenant_shown(bob.tenant, ())  # whom the configuration does not name
+    assert places(answer, hidden)["l1"]["quota"] == 1 << 20
+    assert bob.tenant not in str(answer.body)
+    assert places(client.get(f"/tenants?tenant={quote(hidden)}"), hidden) == places(answer, hidden)
+    known = client.get(f"/tenants?tenant={quote(bob.tenant)}")
+    assert places(known, bob.tenant) == places(answer, hidden)
     assert len(client.get("/tenants?limit=1").body["tenants"]) == 1
     assert client.get("/tenants?tenant=nobody").body == {"tenants": [], "total": 0}
 

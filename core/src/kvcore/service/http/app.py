@@ -156,7 +156,7 @@ class Api:
         shown = []
         for ns in heapq.nlargest(call.query.limit, found, key=lambda ns: found[ns][1]):
             model, (objects, nbytes) = known[ns].spec.model if ns in known else "", found[ns]
-            tenant = tenants.get(ns, "")
+            tenant = self._subject.tenant(tenants.get(ns, ""))
             shown.append(
                 m.NamespaceModel(namespace=ns.hex(), model=model, tenant=tenant, objects=objects, nbytes=nbytes)
             )
@@ -221,9 +221,12 @@ class Api:
         query: m.TenantsQuery = call.query
         found = await self._work(self._tenants)
         if query.tenant is not None:
-            found = {t: places for t, places in found.items() if t == query.tenant}
+            found = {t: places for t, places in found.items() if query.tenant in (t, self._subject.tenant(t))}
         most = heapq.nlargest(query.limit, found, key=lambda t: max(u.used for u in found[t].values()))
-        return m.TenantsModel(tenants=[_tenant(t, found[t]) for t in most], total=len(found))
+        # `default` is what all others share, and whoever asks for a name knows it
+        asked = (DEFAULT_TENANT, query.tenant)
+        tenants = [_tenant(t if t in asked else self._subject.tenant(t), found[t]) for t in most]
+        return m.TenantsModel(tenants=tenants, total=len(found))
 
     async def set_quotas(self, call: Call) -> m.TenantModel:
         name, quotas = call.path["name"], call.body.quotas

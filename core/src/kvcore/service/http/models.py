@@ -130,7 +130,8 @@ class ClearModel(Model):
     namespace: Namespace | None = None
     """These objects; hexadecimal."""
     tenant: str | None = Field(default=None, max_length=1024)
-    """Those of all models of which L1 holds something for this tenant, or that engines use for it."""
+    """Those of all models of which L1 holds something for this tenant, or that engines use for it; with `tiers`, where
+    there is none, of all that this user's caches have had. By its name, or the `#hash` that is shown of it."""
     all: Literal[True] | None = None
     """Everything."""
     tiers: bool | list[TierName] = False

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pydantic import Field
 
 from kvcore.engine import CacheEngine
-from kvcore.observe.decisions import Decision
+from kvcore.observe.decisions import Decision, tenant_shown
 from kvcore.service.http.clearing import spaces_of
 from kvcore.service.http.models import MAX_PAGE
 from kvcore.service.inspect.models import Hex, Model, Namespace
@@ -208,7 +208,7 @@ def _recorded(engine: CacheEngine, counted: "Counter[bytes]") -> list[RecordedMo
         RecordedModel(
             namespace=ns.hex(),
             model=known[ns].spec.model if ns in known else "",
-            tenant=tenants.get(ns, ""),
+            tenant=tenant_shown(tenants.get(ns, ""), engine.manager.config.tenants),
             requests=requests,
         )
         for ns, requests in counted.most_common(MAX_PAGE)

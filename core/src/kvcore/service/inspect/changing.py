@@ -89,7 +89,7 @@ def pin(subject: Subject, wanted: PinModel) -> PinnedModel:
     return PinnedModel(
         namespace=namespace.hex(),
         model=space.spec.model,
-        tenant=space.tenant,
+        tenant=subject.tenant(space.tenant),
         chunks=len(hashes),
         chunk_tokens=space.chunk_tokens,
         pinned=pinned,

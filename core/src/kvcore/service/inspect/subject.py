@@ -9,6 +9,7 @@ from kvcore.engine import Engine, ModelSpec, ObjectStore
 from kvcore.engine.fingerprint import weights_folder
 from kvcore.engine.identity import Identities
 from kvcore.observe import Decisions
+from kvcore.observe.decisions import tenant_shown
 
 if TYPE_CHECKING:
     from kvcore.config import Config
@@ -87,11 +88,17 @@ class Subject:
 
     @property
     def spaces(self) -> dict[bytes, tuple[str, str]]:
-        """Namespace -> model and tenant, of all that were registered; of a client, those that its engine uses."""
+        """Namespace -> model and tenant as it is shown, of all that were registered; of a client, those that its engine
+        uses."""
         if self.manager is None:
-            return {s.namespace: (s.spec.model, s.tenant) for c in self.clients for s in c.spaces() if s.namespace}
+            used = [s for c in self.clients for s in c.spaces() if s.namespace]
+            return {s.namespace: (s.spec.model, self.tenant(s.tenant)) for s in used}
         known: Identities | None = getattr(self.cache, "identities", None)
-        return {n: (i.spec.model, i.tenant) for n, i in known.all().items()} if known is not None else {}
+        return {n: (i.spec.model, self.tenant(i.tenant)) for n, i in known.all().items()} if known is not None else {}
+
+    def tenant(self, name: str) -> str:
+        """A tenant as it is shown, see `tenant_shown`."""
+        return tenant_shown(name, self.config.tenants)
 
     @property
     def specs(self) -> dict[bytes, ModelSpec]:

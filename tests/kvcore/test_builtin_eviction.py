@@ -99,6 +99,16 @@ class Plain:
         return victims
 
 
+@pytest.mark.parametrize("kind", [LruPolicy, FifoPolicy, MruPolicy, LfuPolicy, S3FifoPolicy])
+def test_a_key_may_be_named_twice(kind: type[EvictionPolicy]) -> None:
+    policy = kind(None, None)
+    policy.insert(["a", "b", "a"], [1, 1, 1])
+    policy.touch(["a", "b", "b", "a"])
+    policy.touch(["a", "a"])
+    assert len(policy) == 2
+    assert sorted(policy.evict(10, nothing)) == ["a", "b"]
+
+
 @pytest.mark.parametrize("kind", [LruPolicy, FifoPolicy, MruPolicy])
 @settings(max_examples=200, deadline=None, database=None)
 @given(data=st.data())

@@ -184,6 +184,7 @@ def test_a_pin_keeps_until_its_time_is_over(make: Make, clock: Clock) -> None:
     space = l1.space(b"s" * 16, 0, ALIGN)
     keys = names(8, 1)
     put(l1, space, keys)
+    assert [l1.pin(space, keys, s) for s in (0.0, -5.0, float("nan"), float("inf"))] == [0] * 4
     assert l1.pin(space, [*keys, *names(1, 9)], 10) == l1.usage()["pinned"] == 8
     for i in range(4):
         assert put(l1, space, names(PAGES - 8, i + 10)) == 0
@@ -212,9 +213,9 @@ def test_pins_hold_at_most_half_and_clear_ends_them(make: Make, clock: Clock) ->
     assert l1.pin(space, names(PAGES), 1e6) == PAGES // 2
     assert l1.pin(space, names(PAGES)[PAGES // 2 :], 1e6) == 0
     lease = read(l1, space, names(3))
-    assert l1.clear(space.namespace) == PAGES - 3
+    assert l1.clear(space.namespace) == PAGES
+    assert (l1.usage()["objects"], l1.free_bytes) == (0, (PAGES - 3) * ALIGN)
     l1.end_read(lease)
-    assert l1.clear(space.namespace) == 3
     assert l1.free_bytes == PAGES * ALIGN
 
 

@@ -86,7 +86,8 @@ class OrderedPolicy(EvictionPolicy):
             used.append(self._append(moved, batch.some(moved)))
             self._left(batch, len(moved))
         for batch in reversed(used) if self.evicts_newest else used:
-            self._batches.move_to_end(batch)
+            if batch.live:  # else a key came twice, and has moved on
+                self._batches.move_to_end(batch)
 
     def remove(self, keys: Sequence[Hashable]) -> None:
         """See `EvictionPolicy.remove`."""

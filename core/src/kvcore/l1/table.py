@@ -1,5 +1,6 @@
 """The base of L1: its state, spaces and tenants, pins, and what ends by itself. Neither reading nor writing."""
 
+import math
 import threading
 import time
 from collections import deque
@@ -163,8 +164,11 @@ class Table:
         """Keep the resident objects at the front of `hashes` from eviction for so long from now; how many there are.
 
         Ends at the first that is absent, and where the tenant's pins would hold more than half of its share (of L1,
-        where it is not divided). A pinned object whose `ttl_s` is over is not found all the same.
+        where it is not divided). A pinned object whose `ttl_s` is over is not found all the same. For no time, or
+        without end, nothing is kept.
         """
+        if not 0 < seconds < math.inf:
+            return 0
         with self._lock:
             if self._aging is not None:
                 self._expire(self._aging)

@@ -4,7 +4,7 @@ listens to spans, so that others pay nothing."""
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from kvcore.api import Attribute
@@ -16,6 +16,7 @@ from kvcore.engine.space import Space
 from kvcore.engine.store_face import Buffers
 from kvcore.engine.store_space import StoreSpace
 from kvcore.observe import Asked
+from kvcore.observe.decisions import tenant_shown
 from kvcore.observe.spans import MAX_REQUESTS, OpenSpan, Spans, traced, within
 
 
@@ -73,7 +74,7 @@ class TracedEngine(CacheEngine):
         begin: int = 0,
     ) -> Lookup:
         """See `CacheEngine.lookup`."""
-        about: dict[str, Attribute] = _about(space)
+        about: dict[str, Attribute] = _about(space, self.manager.config.tenants)
         about |= {"kvcore.chunks": begin + len(hashes), "kvcore.chunks.first": begin + first}
         span = self._spans.begin("kvcore.lookup", asked, about)
         if asked is not None and (waited := self._queued.pop(asked.id, None)) is not None:
@@ -114,7 +115,7 @@ class TracedEngine(CacheEngine):
         self, space: Space, wanted: Sequence[Sequence[bytes]], chain: Sequence[bytes], request: str = ""
     ) -> Claim:
         """See `CacheEngine.claim`."""
-        span = self._spans.begin("kvcore.store", Asked(request), _about(space))
+        span = self._spans.begin("kvcore.store", Asked(request), _about(space, self.manager.config.tenants))
         claim = super().claim(space, wanted, chain, request)
         span.attributes["kvcore.chunks"] = max(map(len, claim.objects), default=0)
         span.attributes |= _counts("kvcore.skipped", claim.skipped)
@@ -182,10 +183,10 @@ class TracedStore(LocalStore):
             yield span
 
 
-def _about(space: Space) -> dict[str, Attribute]:
+def _about(space: Space, named: Container[str]) -> dict[str, Attribute]:
     about: dict[str, Attribute] = {"kvcore.model": space.spec.model, "kvcore.namespace": space.namespace.hex()}
     if space.tenant:
-        about["kvcore.tenant"] = space.tenant
+        about["kvcore.tenant"] = tenant_shown(space.tenant, named)
     return about
 
 

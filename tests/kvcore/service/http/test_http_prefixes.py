@@ -113,5 +113,8 @@ def test_a_request_and_a_prompt_are_explained(serve: Any) -> None:
     asked = {"hashes": [h.hex() for h in hashes(4)], "namespace": space.namespace.hex()}
     (now,) = client.post("/explain", asked).body["explanations"]
     assert now["now"]["chunks"] == 3
-    same = client.post("/diff", {"a": {"request": "chatcmpl-one"}, "b": {"request": "chatcmpl-one"}})
+    engine.release(engine.lookup(space, hashes(5), 0, Asked("chatcmpl-two", 200)))
+    same = client.post("/diff", {"a": {"request": "chatcmpl-one"}, "b": {"request": "chatcmpl-two"}})
     assert (same.status, same.body["chunks"]) == (200, 5)
+    itself = client.post("/diff", {"a": {"request": "chatcmpl-one"}, "b": {"request": "one"}})
+    assert (itself.status, "A and B are one request" in itself.body["detail"]) == (422, True)

@@ -13,7 +13,7 @@ def test_every_name_is_told() -> None:
     told = (ROOT / "plugins/hooks_otel/README.md").read_text()
     assert len(names) > 20
     assert [name for name in sorted(names) if f"`{name}" not in told] == []
-    calls = {f"kvcore.tier.{call}" for call in re.findall(r'self\._begin\("(\w+)"', sources)}
+    calls = {f"kvcore.tier.{call}" for call in re.findall(r'self\._(?:begin|spanned)\("(\w+)"', sources)}
     assert len(calls) == 3
     spans = set(re.findall(r"`(kvcore\.[a-z_.]+)`", "".join(re.findall(r"^\| (`.*?) \|", told, re.M))))
     assert calls <= spans <= calls | names

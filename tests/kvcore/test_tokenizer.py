@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Plain
 
 from kvcore.api import ConfigError
+from kvcore.cli import main
 from kvcore.cli.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -142,3 +143,33 @@ def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, m
         plain.encode("x", chat=True)
     with pytest.raises(ConfigError, match=r"transformers is needed, as its tokenizer\.json is absent or not all"):
         Tokenizer(make({"tokenizer_class": "T5Tokenizer"})).encode("x")
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "config.json"])
+@pytest.mark.parametrize(
+    "text",
+    [b'{"a":1}x', b"version https://git-lfs\n\xff", b"", b"[" * 100_000, b"[1]"],
+    ids=["half", "pointer", "empty", "deep", "list"],
+)
+def test_a_damaged_file_is_named(make: Make, capsys: pytest.CaptureFixture[str], file: str, text: bytes) -> None:
+    folder = Path(make({"tokenizer_class": "Qwen2Tokenizer"}))
+    (folder / file).write_bytes(text)
+    assert main(["diff", "--text", "a", "b", "--chunk-tokens", "1", "--model", str(folder)]) == 1
+    said = capsys.readouterr().err
+    assert f"{folder / file} is damaged, not wholly downloaded, or of another kind: " in said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"added_tokens_decoder": [1]}, {"added_tokens_decoder": {"1": 2}}, {"bos_token": {"x": 1}}, {"bos_token": 5}],
+    ids=str,
+)
+def test_transformers_are_asked_of_settings_that_are_not_known(make: Make, odd: "dict[str, Any]") -> None:
+    folder = make({"tokenizer_class": "Qwen2Tokenizer", **odd})
+    with pytest.raises(
+        ConfigError, match=r"transformers reads \(tokenizer.json and tokenizer_config.json say what it is"
+    ):
+        Tokenizer(folder).encode("x")
+    with pytest.raises(ConfigError, match=r"--chat: .* has no chat template that works: Cannot use chat template"):
+        Tokenizer(make({"tokenizer_class": "Qwen2Tokenizer"})).encode("x", chat=True)

@@ -6,7 +6,7 @@ builds anew by code of its own, and models without a `tokenizer.json`.
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ _SPECIAL = (
     "additional_special_tokens", "extra_special_tokens",
 )  # fmt: skip
 """Tokens of `tokenizer_config.json` that are found in a text as a whole."""
+_DAMAGED = "is damaged, not wholly downloaded, or of another kind"
 
 
 class Tokenizer:
@@ -43,7 +44,10 @@ class Tokenizer:
         if chat:
             whole = self._transformers(chat=True)
             messages = [{"role": "user", "content": text}]
-            shown = whole.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            try:
+                shown = whole.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            except Exception as error:  # of a template that is absent, or does something of its own
+                raise ConfigError(f"--chat: {self._where} has no chat template that works: {_first(error)}") from error
             return [int(i) for i in whole.encode(shown, add_special_tokens=False)]
         if (plain := self._file()) is not None:
             return [int(i) for i in plain.encode(text, add_special_tokens=self._special).ids]
@@ -73,9 +77,12 @@ class Tokenizer:
         settings = _read(folder / "tokenizer_config.json")
         if not _as_it_is(settings, str(_read(folder / "config.json").get("model_type", ""))):
             return None
-        plain = Plain.from_file(str(folder / "tokenizer.json"))
-        named = list(_named(settings))
-        if any(plain.token_to_id(token) is None for token in named):
+        try:
+            plain = Plain.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # it raises no other
+            raise ConfigError(f"{folder / 'tokenizer.json'} {_DAMAGED}: {_first(error)}") from error
+        named = _named(settings)
+        if named is None or any(plain.token_to_id(token) is None for token in named):
             return None
         plain.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in named])
         plain.no_truncation()
@@ -106,18 +113,18 @@ class Tokenizer:
                 raise ConfigError(f"{what}: pip install transformers") from None
             try:
                 self._whole = AutoTokenizer.from_pretrained(self._where, local_files_only=True)
-            except (OSError, ValueError, KeyError, ImportError) as error:
+            except Exception as error:  # any, of a file that is not as it expects
                 raise ConfigError(self._unreadable(error)) from error
         return self._whole
 
     def _unreadable(self, error: Exception) -> str:
-        if not os.path.isdir(self._where):
+        if not os.path.isdir(self._where) and self._folder() is None:
             return (
                 f"--model {self._where}: it is no folder, and the hub's cache of this machine and user has no "
                 "tokenizer of that name: give the model's folder, as the engine was given it"
             )
-        text = str(error).strip().split("\n")[0]
-        return f"--model {self._where}: it has no tokenizer that transformers reads: {text}"
+        files = "(tokenizer.json and tokenizer_config.json say what it is)"
+        return f"--model {self._where}: it has no tokenizer that transformers reads {files}: {_first(error)}"
 
 
 def _as_it_is(settings: Mapping[str, Any], model_type: str) -> bool:
@@ -127,19 +134,31 @@ def _as_it_is(settings: Mapping[str, Any], model_type: str) -> bool:
     return kind in _CLASSES and not changed and model_type not in _CHANGED
 
 
-def _named(settings: Mapping[str, Any]) -> Iterable[str]:
-    """The special tokens of a `tokenizer_config.json`."""
+def _named(settings: Mapping[str, Any]) -> list[str] | None:
+    """The special tokens of a `tokenizer_config.json`; None where they are not told as is known here."""
     lists = [given if isinstance(given, list) else [given] for given in map(settings.get, _SPECIAL) if given]
     added = settings.get("added_tokens_decoder") or {}
-    lists.append([token for token in added.values() if token.get("special")])
-    contents = (token["content"] if isinstance(token, dict) else token for tokens in lists for token in tokens)
-    return dict.fromkeys(map(str, contents))
+    try:
+        lists.append([token for token in added.values() if token.get("special")])
+        contents = [token["content"] if isinstance(token, dict) else token for tokens in lists for token in tokens]
+    except (AttributeError, KeyError):
+        return None
+    return list(dict.fromkeys(contents)) if all(isinstance(content, str) for content in contents) else None
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is none."""
+    """A JSON object; empty where there is none. Raises `ConfigError` for a file that is something else."""
     try:
         found = json.loads(file.read_bytes())
-    except (OSError, ValueError):
+    except OSError:
         return {}
-    return found if isinstance(found, dict) else {}
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} {_DAMAGED}: {_first(error)}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file} {_DAMAGED}: it is no JSON object")
+    return found
+
+
+def _first(error: Exception) -> str:
+    """The first line of what an error says."""
+    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -6,7 +6,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +180,35 @@ def test_a_prompt_of_nothing_but_brackets_is_text(folder: Path, capsys: pytest.C
     (folder / "p.json").write_text("[" * 200_000)
     assert main(["pin", "--prompt-file", str(folder / "p.json"), "--for", "1h"]) == 1
     assert "--model is missing" in capsys.readouterr().err
+
+
+def test_one_without_room_is_busy_and_asked_again(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening, ExitStack() as waiting:
+        (folder / "run").mkdir(mode=0o700)
+        listening.bind(str(folder / "run" / "aaa-1.sock"))
+        listening.listen(0)
+        (cache,) = caches()
+        with pytest.raises(BlockingIOError):
+            while True:
+                other = waiting.enter_context(socket.socket(socket.AF_UNIX))
+                other.setblocking(False)
+                other.connect(cache.path)
+        with pytest.raises(NoAnswer, match=r"aaa-1 is busy: for 0\.3 s it had no room") as fault:
+            ask(cache, "/status", timeout_s=0.3)
+        assert not fault.value.late  # it has begun nothing
+        waiting.close()
+        with ThreadPoolExecutor() as pool:
+            said = pool.submit(ask, cache, "/status", timeout_s=PATIENCE_S)
+            while not said.done():
+                asking, _ = listening.accept()
+                with asking:
+                    asking.settimeout(PATIENCE_S)
+                    if asking.recv(4096):
+                        asking.sendall(JSON + b"Content-Length: 2\r\n\r\n{}")
+                        assert said.result(PATIENCE_S) == {}
+
+
+def test_many_may_ask_at_once(engine: CacheEngine) -> None:
+    (cache,) = caches()
+    with ThreadPoolExecutor(60) as pool:
+        assert {said["kind"] for said in pool.map(ask, [cache] * 60, ["/status"] * 60)} == {"engine"}

@@ -22,6 +22,8 @@ MAX_BODY_BYTES = 16 << 20
 MAX_ANSWER_BYTES = 64 << 20
 """The longest answer, a thousand requests with the hashes of long prompts, is shorter."""
 _PIECE_BYTES = 64 << 10
+_BUSY_S = 0.02
+"""Between two tries of a cache that has no room for one more question."""
 TOKEN_VARIABLE = "KVCORE_SERVER__HTTP__TOKEN"  # noqa: S105 - a name
 _FILE = re.compile(r"(.+)-(\d+)(?:\.(\d+))?\.sock\Z")
 
@@ -117,6 +119,9 @@ def ask(cache: Cache, path: str, body: Any = None, *, timeout_s: float = ASK_S) 
     except TimeoutError as error:
         text = f"{cache.label} has not answered for {timeout_s:g} s: see what its process is doing"
         raise NoAnswer(text, late=True) from error
+    except BlockingIOError as error:  # nothing has arrived there
+        text = f"{cache.label} is busy: for {timeout_s:g} s it had no room for one more question"
+        raise NoAnswer(f"{text}: ask again, or see what its process is doing") from error
     except (OSError, http.client.HTTPException) as error:
         why = getattr(error, "strerror", None) or error or "it closed the connection"
         raise NoAnswer(f"{cache.label} is gone: {why}") from error
@@ -178,9 +183,19 @@ class _Local(http.client.HTTPConnection):
     def __init__(self, path: str, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
         self._path = path
+        self._timeout_s = timeout_s
 
     def connect(self) -> None:
-        """See `HTTPConnection.connect`."""
+        """See `HTTPConnection.connect`. Raises `BlockingIOError` where there is no room until the time-out."""
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+        give_up = time.monotonic() + self._timeout_s
+        while True:
+            left = give_up - time.monotonic()
+            self.sock.settimeout(max(left, _BUSY_S))
+            try:
+                self.sock.connect(self._path)
+                return
+            except BlockingIOError:  # so many wait already that one more does not
+                if left <= 0:
+                    raise
+            time.sleep(_BUSY_S)

@@ -27,6 +27,8 @@ TAKE_S = 10.0
 """It takes the answer within so long."""
 LAST_S = 1.5
 """Who records asks every second: so long a cache that closes waits for the last question."""
+WAITING = 128
+"""So many questions wait for their turn; who has one more tries again."""
 LACK_S = 1.0
 """After so long it is tried again when there were no more files."""
 _LACKS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
@@ -151,7 +153,7 @@ def _listen(made: socket.socket, place: Path, name: str) -> Path:
     made.bind(str(unnamed))
     try:
         unnamed.chmod(0o600)
-        made.listen(8)
+        made.listen(WAITING)
         for number in range(1, 1000):
             more = "" if number == 1 else f".{number}"
             path = place / f"{written}-{os.getpid()}{more}.sock"

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -152,6 +153,9 @@ def test_two_prompts_without_a_cache(
         (["explain", "--prompt", "x", "--model", "nowhere/at/all"], "it is no folder, and the hub's cache"),
         (["explain", "--prompt-file", "absent.txt"], "absent.txt: No such file or directory"),
         (["explain", "93", "--cache", "other"], "--cache other: there are vllm-"),
+        (["explain", "93", "--salt", "s"], "--salt says more of a prompt, and none is given: leave it out"),
+        (["explain", "--tenant", "t"], "--tenant says more of a prompt"),
+        (["pin", "01234567", "--for", "1h", "--chat"], "--chat says more of a prompt"),
         (["explain", "--prompt", "Rule 1", "--model", "qwen3", "--salt", "s"], "nobody has asked for this model as"),
         (["diff", "81", "nobody"], "no request 'nobody'"),
         (["diff", "81", "93", "--chunk-tokens", "0"], "--chunk-tokens 0: write a number of at least 1"),
@@ -293,3 +297,18 @@ def test_prompts_that_are_too_long_or_empty(
     monkeypatch.chdir(place)
     assert "nothing: both are empty" in said(capsys, "diff", "--text", "", " ", "--model", "qwen3")
     assert "nothing: one of them is empty" in said(capsys, "diff", "--text", "", "Today", "--model", "qwen3")
+
+
+@pytest.mark.parametrize("words", [["explain", "--prompt-file", "-"], ["diff", "@-", "93"], ["simulate", "-"]])
+def test_input_that_is_closed_is_said(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "standard input is closed: send what is to be read there" in said(capsys, *words, status=1)
+
+
+def test_input_that_is_no_text_is_said(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
+    assert "- is no text in UTF-8" in said(capsys, "explain", "--prompt-file", "-", status=1)

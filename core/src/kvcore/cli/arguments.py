@@ -2,10 +2,12 @@
 
 import argparse
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
+from kvcore.api.errors import ConfigError
 from kvcore.api.units import parse_duration, parse_size
 
 T = TypeVar("T")
@@ -21,6 +23,13 @@ def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
             raise argparse.ArgumentTypeError(str(e)) from None
 
     return parsed
+
+
+def standard_input() -> TextIO:
+    """It, for `-`. Raises `ConfigError` where it is closed, as by `<&-`."""
+    if sys.stdin is None:
+        raise ConfigError("standard input is closed: send what is to be read there, or give a file")
+    return sys.stdin
 
 
 size = argument(parse_size)

@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
     given = args.prompt is not None or args.prompt_file is not None
     if given and args.request is not None:
         raise ConfigError("give a request or a prompt, not both")
+    if not given:
+        prompts.none_given(args)
     asked = asking.chosen(args)
     if given:
         prompt = args.prompt if args.prompt_file is None else prompts.read(args.prompt_file)

@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
             "tenant": args.tenant,
             "adapter": args.adapter,
         }
+    else:
+        prompts.none_given(args)
     found = asking.first_answers(asking.chosen(args), "/pin", {**body, "seconds": args.seconds}, _read, changes=True)
     if args.json:
         print_json({"caches": [{"cache": cache.label, **said} for cache, said in found]})

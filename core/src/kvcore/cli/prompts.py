@@ -3,10 +3,10 @@
 import argparse
 import json
 import os
-import sys
+from contextlib import nullcontext
 
 from kvcore.api.errors import ConfigError
-from kvcore.cli import asking
+from kvcore.cli import arguments, asking
 from kvcore.cli.tokenizer import Tokenizer
 
 __all__ = ["Tokenizer", "add_tokenizer", "read", "served", "tokenizer", "tokens"]
@@ -24,6 +24,13 @@ def add_tokenizer(parser: argparse.ArgumentParser) -> None:
         "(default: the one that is served)",
     )
     group.add_argument("--chat", action="store_true", help="the text is a user's message: the chat template is applied")
+
+
+def none_given(args: argparse.Namespace) -> None:
+    """Raises `ConfigError` for an option that says more of a prompt, where there is none."""
+    for name in ("salt", "tenant", "adapter", "chat"):
+        if getattr(args, name):
+            raise ConfigError(f"--{name} says more of a prompt, and none is given: leave it out")
 
 
 def tokenizer(args: argparse.Namespace) -> Tokenizer:
@@ -53,14 +60,11 @@ def served(args: argparse.Namespace) -> str | None:
 
 def read(word: str) -> str | list[int]:
     """The text of a file, or its token ids where it is a JSON list of whole numbers; `-` is standard input."""
-    if word == "-":
-        text = sys.stdin.read(MAX_BYTES + 1)
-    else:
-        with open(word, encoding="utf-8", errors="strict") as file:
-            try:
-                text = file.read(MAX_BYTES + 1)
-            except UnicodeDecodeError as error:
-                raise ConfigError(f"{word} is no text in UTF-8: {error}") from error
+    with nullcontext(arguments.standard_input()) if word == "-" else open(word, encoding="utf-8") as file:
+        try:
+            text = file.read(MAX_BYTES + 1)
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{word} is no text in UTF-8: {error}") from error
     if len(text) > MAX_BYTES:
         raise ConfigError(f"{word} has more than {MAX_BYTES >> 20} MiB: no prompt is so long")
     if text.lstrip().startswith("["):

@@ -7,7 +7,6 @@ from the root, both mean the same, and no block can be hit that a prefix cache c
 
 import gzip
 import os
-import sys
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from typing import Annotated, Any, NamedTuple, cast
 import msgspec
 
 from kvcore.api.errors import KVCoreError
+from kvcore.cli.arguments import standard_input
 from kvcore.cli.progress import Progress
 
 MAX_LINE_BYTES = 64 << 20
@@ -97,7 +97,7 @@ def read_trace(path: str, *, block_tokens: int | None = None, limit: int | None 
     Raises `TraceError` at the first line that is not a request, and `OSError`.
     """
     name = "standard input" if path == "-" else os.path.basename(path)
-    with nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as file:
+    with nullcontext(standard_input().buffer) if path == "-" else open(path, "rb") as file:
         return _Reading(name, block_tokens).read(cast(BufferedReader, file), limit)
 
 

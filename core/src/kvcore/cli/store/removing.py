@@ -87,7 +87,7 @@ async def rm(frames: Frames, args: argparse.Namespace, source: Source) -> dict[s
 
 async def _confirmed(question: str) -> bool:
     """Ask on the terminal. Not by `input`, which would not hear Ctrl-C here."""
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         raise ConfigError(
             "rm: --all asks before it deletes, and there is no terminal to ask on; to do it all the same, add --yes"
         )

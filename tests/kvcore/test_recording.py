@@ -5,11 +5,13 @@ import io
 import json
 import os
 import re
+import resource
+import secrets
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import pytest
 from kvcore.cli import main
 from kvcore.cli.record import EVERY_S, Followed, Recording, entrances
 from kvcore.cli.simulate.trace import read_trace
+from kvcore.cli.trace_file import TraceFile
 from kvcore.engine import Asked, CacheEngine, Space
 from kvcore.service import open_engine
 from kvcore.service.inspect import ask as told
@@ -307,3 +310,38 @@ def test_a_cache_that_nobody_records_closes_without_waiting(config: Path, monkey
     begun = time.monotonic()
     engine.close()
     assert time.monotonic() - begun < 5 * PATIENCE_S
+
+
+@pytest.fixture
+def room() -> Iterator[Callable[[int], None]]:
+    """Files may be no longer, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda nbytes: resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
+def test_on_a_full_disk_no_half_line_is_left(folder: Path, name: str, room: Callable[[int], None]) -> None:
+    path = folder / name
+    file = TraceFile(str(path))
+    for n in range(3):
+        file.write(f'{{"n": {n}}}\n')
+    file.flush()
+    file.write("".join(f'{{"x": "{secrets.token_hex()}"}}\n' for _ in range(100)))
+    room(path.stat().st_size + 1000)
+    with pytest.raises(OSError, match="File too large: the trace ends with the 3 requests before") as fault:
+        file.flush()
+    file.close()
+    assert fault.value.filename == str(path)
+    assert lines(path) == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
+def test_a_full_disk_is_told_with_the_file(
+    engine: CacheEngine, folder: Path, capsys: pytest.CaptureFixture[str], room: Callable[[int], None]
+) -> None:
+    ask(engine, engine.register(spec()), hashes(7))
+    out = folder / "t.jsonl"
+    room(50)
+    assert main(["record", str(out), "--past", "--seconds", "0"]) == 1
+    assert capsys.readouterr().err == f"kvcore: {out}: File too large\n"
+    assert not out.exists()

@@ -5,7 +5,6 @@ compared with prompts, nor with another trace.
 """
 
 import argparse
-import gzip
 import hashlib
 import json
 import os
@@ -14,13 +13,14 @@ import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Any, TextIO
 
 from kvcore.api.errors import ConfigError, KVCoreError
 from kvcore.cli import arguments, asking
 from kvcore.cli.output import error, print_json
 from kvcore.cli.progress import Progress
+from kvcore.cli.trace_file import TraceFile
 
 if TYPE_CHECKING:
     from kvcore.service.inspect import Cache
@@ -49,7 +49,6 @@ def run(args: argparse.Namespace) -> int:
     sources = entrances(asking.chosen(args), all_of_them=bool(args.cache or args.url))
     with ExitStack() as stack:
         recording = Recording(_opened(args.out, stack))
-        stack.callback(_unless_empty, recording, args.out)
         followed = [Followed(cache, kind, past=args.past) for cache, kind in sources]
         progress = stack.enter_context(Progress("recording", None, "requests"))
         begun = time.monotonic()
@@ -75,7 +74,7 @@ class Recording:
         headless: requests left out, because it is not known what is before their first hash.
     """
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: TextIO | TraceFile) -> None:
         self._out = out
         self._key = secrets.token_bytes(32)
         self._began: float | None = None
@@ -211,22 +210,13 @@ def _end_of_signals(stack: ExitStack) -> threading.Event:
     return over
 
 
-def _opened(path: str, stack: ExitStack) -> TextIO:
+def _opened(path: str, stack: ExitStack) -> TextIO | TraceFile:
     if path == "-":
         return stack.enter_context(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     try:
-        if path.endswith(".gz"):
-            return cast(TextIO, stack.enter_context(gzip.open(path, "xt", encoding="utf-8")))
-        return stack.enter_context(open(path, "x", encoding="utf-8"))
+        return stack.enter_context(closing(TraceFile(path)))
     except FileExistsError:
         raise ConfigError(f"{path} is there already: give another name, or remove it") from None
-
-
-def _unless_empty(recording: Recording, path: str) -> None:
-    """A trace of nothing is removed, so that the next one may have its name."""
-    if not recording.requests and path != "-":
-        with suppress(FileNotFoundError):
-            os.unlink(path)
 
 
 def _tell(args: argparse.Namespace, recording: Recording, followed: Sequence[Followed], seconds: float) -> int:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from kvcore.cli import clear, main
-from kvcore.engine import CacheEngine
+from kvcore.engine import Asked, CacheEngine
 from kvcore.service import open_engine
-from kvcore.service.inspect import NoAnswer, Refusal, ask, caches, client
+from kvcore.service.inspect import NoAnswer, Refusal, ask, caches, client, door
 from kvcore.testing.chunks import hashes, put, spec
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -212,3 +212,40 @@ def test_many_may_ask_at_once(engine: CacheEngine) -> None:
     (cache,) = caches()
     with ThreadPoolExecutor(60) as pool:
         assert {said["kind"] for said in pool.map(ask, [cache] * 60, ["/status"] * 60)} == {"engine"}
+
+
+def test_a_recording_has_the_end_of_one_beside_one_that_hangs(
+    engine: CacheEngine, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(door, "LAST_S", PATIENCE_S)
+    out = folder / "t.jsonl"
+    hung, let_go = threading.Event(), threading.Event()
+    space = engine.register(spec())
+
+    def asked(count: int) -> None:
+        lookup = engine.lookup(space, hashes(count), asked=Asked("r", 1))
+        assert lookup.wait(PATIENCE_S)
+        engine.release(lookup)
+
+    def answers(asking: socket.socket) -> None:
+        if out.exists() and out.stat().st_size:
+            hung.set()
+            let_go.wait(PATIENCE_S)
+        else:
+            nothing = {"kind": "engine", "address": "", "oldest": 1, "newest": 0, "requests": []}
+            asking.sendall(JSON + b"\r\n" + json.dumps(nothing).encode())
+
+    def end() -> None:
+        assert hung.wait(PATIENCE_S)
+        asked(7)
+        engine.close()
+        let_go.set()
+
+    asked(1)
+    with stranger(folder, answers), ThreadPoolExecutor() as pool:
+        ended = pool.submit(end)
+        assert main(["record", str(out), "--past"]) == 0
+        ended.result()
+    lengths = [len(json.loads(line)["hash_ids"]) for line in out.read_text().splitlines()]
+    assert lengths == [1, 7]
+    assert "aaa-1 " in capsys.readouterr().err

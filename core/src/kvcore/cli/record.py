@@ -13,7 +13,9 @@ import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, closing
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TextIO
 
 from kvcore.api.errors import ConfigError, KVCoreError
@@ -26,9 +28,13 @@ if TYPE_CHECKING:
     from kvcore.service.inspect import Cache
 
 EVERY_S = 1.0
+PATIENCE_S = 0.5
+"""So long a round waits for answers: a cache that closes is to be read in time, whoever else hangs."""
 PAGE = 1000
 ID_BYTES = 7
 """Of a block's name in a trace: two of 10 million blocks have the same with a probability of 0.1 %."""
+Entry = tuple[float, bool, Mapping[str, Any]]
+"""When a request was, whether its hashes begin at its front, and the request."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,15 +59,16 @@ def run(args: argparse.Namespace) -> int:
         progress = stack.enter_context(Progress("recording", None, "requests"))
         begun = time.monotonic()
         over = _end_of_signals(stack)
+        rounds = Rounds(followed)
         while True:
+            next_at = time.monotonic() + EVERY_S
+            if args.seconds is not None:
+                next_at = min(next_at, begun + args.seconds)
             ending = over.is_set() or (args.seconds is not None and time.monotonic() - begun >= args.seconds)
-            alive = [f for f in followed if not f.gone]
-            progress.add(_round(recording, alive, goes_on=not ending))
-            if ending or not alive:
+            progress.add(_write(recording, rounds.read(goes_on=not ending)))
+            if ending or rounds.over:
                 break
-            over.wait(
-                EVERY_S if args.seconds is None else min(EVERY_S, max(0.0, begun + args.seconds - time.monotonic()))
-            )
+            over.wait(max(0.0, next_at - time.monotonic()))
     return _tell(args, recording, followed, time.monotonic() - begun)
 
 
@@ -154,7 +161,7 @@ class Followed:
 
     def read(self, goes_on: bool = False) -> list[dict[str, Any]]:
         """What was asked since the last time. `goes_on`: it is read again, also where the cache is being closed."""
-        from kvcore.service.inspect import ask
+        from kvcore.service.inspect import NoAnswer, ask
 
         found: list[dict[str, Any]] = []
         follow = "&follow=1" if goes_on else ""
@@ -167,12 +174,64 @@ class Followed:
                         self.missed += some[0]["seq"] - self._since - 1
                         self._since = some[-1]["seq"]
             except KVCoreError as e:
-                self.gone = str(e)
+                lost = isinstance(e, NoAnswer) and e.late
+                self.gone = f"{e}; what it was asked since is not recorded" if lost else str(e)
                 break
             found += some
             if len(some) < PAGE:
                 break
         return found
+
+
+class Rounds:
+    """Reads caches side by side. While one of them hangs, the others are read all the same, and what they say is kept
+    until it is known what comes before it."""
+
+    def __init__(self, followed: Sequence[Followed]) -> None:
+        self._followed = followed
+        self._asked: dict[Followed, Future[list[dict[str, Any]]]] = {}
+        self._read: list[Entry] = []
+
+    @property
+    def over(self) -> bool:
+        """Nobody can be read any more."""
+        return not self._asked and all(f.gone for f in self._followed)
+
+    def read(self, goes_on: bool) -> "list[Entry]":
+        """What is new, in order; nothing while one hangs. `goes_on`: this is not the last time, when who hangs is
+        waited for."""
+        hung = bool(self._asked)
+        for one in self._followed:
+            if one not in self._asked and not one.gone:
+                self._asked[one] = _reading(one, goes_on)
+        done, _ = wait(self._asked.values(), PATIENCE_S if goes_on else None)
+        for one in [one for one, answer in self._asked.items() if answer in done]:
+            self._read += [(_at(r), one.headed, r) for r in self._asked.pop(one).result()]
+        if hung and not goes_on:
+            return self.read(goes_on)  # who hung was asked before the end
+        if self._asked:
+            return []
+        read, self._read = sorted(self._read, key=itemgetter(0)), []
+        return read
+
+
+def _reading(one: Followed, goes_on: bool) -> "Future[list[dict[str, Any]]]":
+    answer: Future[list[dict[str, Any]]] = Future()
+    threading.Thread(target=_answer, args=(one, goes_on, answer), name="kvcore-ask", daemon=True).start()
+    return answer
+
+
+def _answer(one: Followed, goes_on: bool, answer: "Future[list[dict[str, Any]]]") -> None:
+    try:
+        answer.set_result(one.read(goes_on))
+    except BaseException as error:  # a bug, which is to be seen where it is waited for
+        answer.set_exception(error)
+
+
+def _at(request: Mapping[str, Any]) -> float:
+    from datetime import datetime
+
+    return datetime.fromisoformat(request["at"]).timestamp()
 
 
 def entrances(caches: "Sequence[Cache]", *, all_of_them: bool) -> "list[tuple[Cache, str]]":
@@ -189,13 +248,10 @@ def entrances(caches: "Sequence[Cache]", *, all_of_them: bool) -> "list[tuple[Ca
     ]
 
 
-def _round(recording: Recording, followed: Sequence[Followed], *, goes_on: bool) -> int:
-    """Read and write what is new; how many requests that were. `goes_on`: this is not the last time."""
-    from datetime import datetime
-
+def _write(recording: Recording, read: Sequence[Entry]) -> int:
+    """How many requests that were."""
     before = recording.requests
-    found = [(datetime.fromisoformat(r["at"]).timestamp(), f.headed, r) for f in followed for r in f.read(goes_on)]
-    for at, headed, request in sorted(found, key=lambda entry: entry[0]):
+    for at, headed, request in read:
         recording.add(request, at, headed=headed)
     recording.flush()
     return recording.requests - before

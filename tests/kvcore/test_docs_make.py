@@ -30,7 +30,9 @@ def named() -> list[str]:
 
 
 def make(*words: str) -> str:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}  # of a `make test`
+    clean = {
+        k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS", "PYTEST_ARGS"))
+    }  # of a `make test`
     done = subprocess.run(
         ["make", "-C", str(ROOT), *words], env=clean, capture_output=True, text=True, timeout=240, check=False
     )

@@ -69,5 +69,6 @@ def held_bytes(root: Path) -> int:
 
 
 def unfinished(root: Path) -> list[str]:
-    """Unfinished writes."""
-    return os.listdir(root / CONTROL / "writing")
+    """Unfinished writes; none where nobody has come to open it."""
+    folder = root / CONTROL / "writing"
+    return os.listdir(folder) if folder.is_dir() else []

@@ -251,7 +251,9 @@ def test_a_value_cut_for_ever_is_a_failure(proxy: Proxy, tmp_path: Path) -> None
         put(driver, keys, 300_000)
         proxy.cut_replies_after = 400_000
         found = get(driver, keys, 300_000)
-        assert found == ["ok", "ok", "io", "io", "io"]  # one with each of the two connections
+        whole = found.count("ok")
+        assert whole in (1, 2)  # one with each of the two connections, as far as both are used
+        assert found == ["ok"] * whole + ["io"] * (5 - whole)
         assert connections(driver) == 0
         proxy.cut_replies_after = None
         assert get(driver, keys, 300_000) == ["ok"] * 5

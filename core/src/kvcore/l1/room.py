@@ -76,31 +76,30 @@ class Room:
         """Objects of one pool leave the table, and their slots are free."""
         if not objects:
             return
-        self._on_left("evicted", reason, objects)
-        if self.watched:
-            self.gone.append((reason, objects))
         pool = next(iter(objects)).space.pool
+        self._tell(pool, objects, reason)
         for space, some in pool.by_space(objects):
             table = space.objects
             for obj in some:
                 del table[obj.chunk_hash]
             self.free(space, some)
-        pool.dropped(objects)
-        if self._aging is not None:
-            self._aging.left(objects)
 
-    def detach(self, space: ObjectSpace, objects: list[L1Object], reason: str) -> None:
-        """Objects that are read, and that their pool's policy does not know any more, leave the table: nobody finds
-        them, and they go with their last readers."""
-        if not objects:
-            return
+    def forget(self, space: ObjectSpace, objects: Collection[L1Object], reason: str) -> None:
+        """The same for objects of one space, leased or not: nobody finds those that are read, and they go with their
+        last readers. Their pool's policy does not know them any more."""
+        self.drop([o for o in objects if not o.readers], reason)
+        if read := [o for o in objects if o.readers]:
+            self._tell(space.pool, read, reason)
+            for obj in read:
+                obj.temporary = True
+                del space.objects[obj.chunk_hash]
+
+    def _tell(self, pool: Pool, objects: Collection[L1Object], reason: str) -> None:
+        """They leave: to all who keep account of objects."""
         self._on_left("evicted", reason, objects)
         if self.watched:
             self.gone.append((reason, objects))
-        for obj in objects:
-            obj.temporary = True
-            del space.objects[obj.chunk_hash]
-        space.pool.dropped(objects)
+        pool.dropped(objects)
         if self._aging is not None:
             self._aging.left(objects)
 

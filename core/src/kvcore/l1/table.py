@@ -90,8 +90,7 @@ class Table:
                     self._unread(space, self._pins.remove(space, list(space.objects.values())))
                 gone = list(islice(space.objects.values(), None if most is None else most - count))
                 if space.pool.remove(gone):
-                    self._room.drop([o for o in gone if not o.readers], "cleared")
-                    self._room.detach(space, [o for o in gone if o.readers], "cleared")
+                    self._room.forget(space, gone, "cleared")
                     count += len(gone)
         return count
 
@@ -325,8 +324,7 @@ class Table:
                 aging.came(some, self._clock())  # its policy may still name them; again later
                 self._expired_objects -= len(some)
                 continue
-            self._room.drop([o for o in some if not o.readers], "expired")
-            self._room.detach(space, [o for o in some if o.readers], "expired")
+            self._room.forget(space, some, "expired")
 
     def _quarantine(self, lease: WriteLease) -> None:
         lease.ended = lease.expired = True

@@ -4,7 +4,6 @@ import json
 import os
 import pty
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from terminal import read_until
 
 from kvcore.cli import main
 from kvcore.cli.top import show
@@ -137,14 +137,14 @@ def test_live_it_follows_and_gives_the_terminal_back(engine: CacheEngine) -> Non
     with subprocess.Popen(command, stdin=other_end, stdout=other_end, stderr=other_end, env=environment) as process:
         os.close(other_end)
         try:
-            shown = _read(main_end, lambda text: "q ends it" in text and f"vllm-{os.getpid()}" in text)
+            shown = read_until(main_end, lambda text: "q ends it" in text and f"vllm-{os.getpid()}" in text)
             assert shown.startswith("\x1b[?1049h\x1b[?25l")
             assert "bob" not in shown
             contents(engine, space, hashes(3))
-            _read(main_end, lambda text: re.search(rf"{tenant_shown('bob', ())} +1 +0\.0%", text))
+            read_until(main_end, lambda text: re.search(rf"{tenant_shown('bob', ())} +1 +0\.0%", text))
             os.write(main_end, b"q")
             assert process.wait(PATIENCE_S) == 0
-            assert _read(main_end, lambda text: "\x1b[?25h\x1b[?1049l" in text)
+            assert read_until(main_end, lambda text: "\x1b[?25h\x1b[?1049l" in text)
         finally:
             process.kill()
             os.close(main_end)
@@ -157,22 +157,13 @@ def test_a_signal_ends_it_and_the_terminal_is_given_back(engine: CacheEngine, nu
     with subprocess.Popen(command, stdin=other_end, stdout=other_end, stderr=other_end) as process:
         os.close(other_end)
         try:
-            _read(main_end, lambda text: "HIT RATE" in text)
+            read_until(main_end, lambda text: "HIT RATE" in text)
             process.send_signal(number)
             assert process.wait(PATIENCE_S) == status
-            assert _read(main_end, lambda text: text.endswith("\x1b[?25h\x1b[?1049l"))
+            assert read_until(main_end, lambda text: text.endswith("\x1b[?25h\x1b[?1049l"))
         finally:
             process.kill()
             os.close(main_end)
-
-
-def _read(fd: int, enough: Any) -> str:
-    text, give_up = "", time.monotonic() + PATIENCE_S
-    while not enough(text):
-        ready, _, _ = select.select([fd], [], [], max(0.0, give_up - time.monotonic()))
-        assert ready, f"not shown within {PATIENCE_S:g} s: {text[-3000:]!r}"
-        text += os.read(fd, 1 << 16).decode()
-    return text
 
 
 def test_figures_are_differences() -> None:

@@ -3,7 +3,6 @@
 import os
 import pty
 import re
-import select
 import socket
 import subprocess
 import sys
@@ -12,9 +11,9 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
+from terminal import read_until
 
 from kvcore.cli import main
 from kvcore.cli.top import looks
@@ -104,7 +103,7 @@ def test_live_the_others_are_shown_at_once(engine: CacheEngine, hung: socket.soc
     with subprocess.Popen(command, stdin=other_end, stdout=other_end, stderr=other_end, env=environment) as process:
         os.close(other_end)
         try:
-            shown = _read(main_end, lambda text: "HIT RATE" in text and "hung-1 has not answered for" in text)
+            shown = read_until(main_end, lambda text: "HIT RATE" in text and "hung-1 has not answered for" in text)
             waited = max(int(n) for n in re.findall(r"has not answered for (\d+) s", shown))
             assert waited < 15, "the screen was not drawn before the question was given up"
             os.write(main_end, b"q")
@@ -112,12 +111,3 @@ def test_live_the_others_are_shown_at_once(engine: CacheEngine, hung: socket.soc
         finally:
             process.kill()
             os.close(main_end)
-
-
-def _read(fd: int, enough: Any) -> str:
-    text, give_up = "", time.monotonic() + PATIENCE_S
-    while not enough(text):
-        ready, _, _ = select.select([fd], [], [], max(0.0, give_up - time.monotonic()))
-        assert ready, f"not shown within {PATIENCE_S:g} s: {text[-3000:]!r}"
-        text += os.read(fd, 1 << 16).decode()
-    return text

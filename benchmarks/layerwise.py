@@ -7,12 +7,9 @@ as it is computed. Prints a table in Markdown: median, least and most, in millis
 """
 
 import argparse
-import os
-import random
 import statistics
-import time
-from pathlib import Path
-from typing import Any
+
+from vllm_here import Engine, add_arguments
 
 LOADED = 6016
 NEW = 1500
@@ -20,19 +17,10 @@ NEW = 1500
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description="Whole copies beside copies layer by layer.")
-    arguments.add_argument("--model", required=True, type=Path)
+    add_arguments(arguments)
     arguments.add_argument("--rounds", default=8, type=int)
-    arguments.add_argument("--cores", default="0", help="of the engine, as VLLM_CPU_OMP_THREADS_BIND takes them")
     options = arguments.parse_args()
-    os.environ |= {
-        "VLLM_CPU_OMP_THREADS_BIND": options.cores,
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the mode is changed in the engine's process
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    engine = Engine(str(options.model))
+    engine = Layered(options, **{"kvcore.layerwise": "on"})
     document = engine.tokens(LOADED)
     engine.ask(document + engine.tokens(21))
     times: dict[tuple[str, bool], list[float]] = {}
@@ -53,40 +41,12 @@ def main() -> None:
         print(f"| {name} | {spread(whole)} | {spread(pieces)} | {ratio:.2f} |")
 
 
-class Engine:
-    """vLLM with kvcore, in this process."""
-
-    def __init__(self, model: str) -> None:
-        from vllm import LLM
-
-        extra = {"kvcore.l1.size": "2GiB", "kvcore.l2": [], "kvcore.layerwise": "on"}
-        transfer = {"kv_connector": "KVCoreConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
-        self._llm = LLM(model, dtype="bfloat16", max_model_len=8192, enforce_eager=True, kv_transfer_config=transfer)
-        self._vocabulary = self._llm.model_config.get_vocab_size()
-        self._random = random.Random(1)
-        self.ask(self.tokens(300))
+class Layered(Engine):
+    """An engine whose copies are made in either way."""
 
     def layer_by_layer(self, on: bool) -> None:
         """How copies are made from now on."""
-        half: Any = self._llm.llm_engine.engine_core.engine_core.scheduler.connector.scheduler
-        half.modes = half.modes._replace(load_layers=on, save_layers=on)
-
-    def tokens(self, count: int) -> list[int]:
-        """A new text."""
-        return [self._random.randrange(3, self._vocabulary) for _ in range(count)]
-
-    def forget(self) -> None:
-        """Empty vLLM's own prefix cache."""
-        while not self._llm.reset_prefix_cache():
-            self.ask([5, 6, 7])
-
-    def ask(self, prompt: list[int]) -> float:
-        """Seconds to the first token."""
-        from vllm import SamplingParams, TokensPrompt
-
-        began = time.perf_counter()
-        self._llm.generate(TokensPrompt(prompt_token_ids=prompt), SamplingParams(max_tokens=1), use_tqdm=False)
-        return time.perf_counter() - began
+        self.half.modes = self.half.modes._replace(load_layers=on, save_layers=on)
 
 
 def spread(seconds: list[float]) -> str:

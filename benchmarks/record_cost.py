@@ -8,13 +8,13 @@ the time to first token.
 """
 
 import argparse
-import os
 import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
+
+from vllm_here import Engine, add_arguments
 
 CALLS = ("queued", "matched_tokens", "allocated", "hit_sources", "step", "end_step", "update", "finished")
 """The calls that vLLM's scheduler makes to kvcore for a request."""
@@ -30,20 +30,11 @@ class Took(NamedTuple):
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description="Requests with the record and without, in turn.")
-    arguments.add_argument("--model", required=True, type=Path)
+    add_arguments(arguments)
     arguments.add_argument("--pairs", default=400, type=int)
     arguments.add_argument("--tokens", default=1460, type=int)
-    arguments.add_argument("--cores", default="0", help="of the engine, as VLLM_CPU_OMP_THREADS_BIND takes them")
     options = arguments.parse_args()
-    os.environ |= {
-        "VLLM_CPU_OMP_THREADS_BIND": options.cores,
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the record is switched in the engine's process
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    engine = Engine(str(options.model))
+    engine = Recorded(options)
     document = engine.tokens(options.tokens - 21)
     engine.ask(document + engine.tokens(21))
     kinds: dict[str, tuple[int, Callable[[], list[int]]]] = {
@@ -57,7 +48,7 @@ def main() -> None:
             for on in random.sample((True, False), 2):
                 engine.record(on)
                 engine.forget()
-                one = engine.ask(prompt())
+                one = engine.took(prompt())
                 if pair >= 5:
                     took[on].append(one)
         for what, of in (("kvcore's calls", Took._fields.index("calls")), ("first token", Took._fields.index("total"))):
@@ -71,24 +62,16 @@ def main() -> None:
             )
 
 
-class Engine:
-    """vLLM with kvcore, in this process."""
+class Recorded(Engine):
+    """An engine whose record is switched, and whose calls to kvcore are timed."""
 
-    def __init__(self, model: str) -> None:
-        from vllm import LLM
-
-        extra = {"kvcore.l1.size": "2GiB", "kvcore.l2": []}
-        transfer = {"kv_connector": "KVCoreConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
-        self._llm = LLM(model, dtype="bfloat16", max_model_len=8192, enforce_eager=True, kv_transfer_config=transfer)
-        self._vocabulary = self._llm.model_config.get_vocab_size()
-        self._random = random.Random(1)
+    def __init__(self, options: argparse.Namespace) -> None:
+        super().__init__(options)
         self._in_calls = 0.0
-        half: Any = self._llm.llm_engine.engine_core.engine_core.scheduler.connector.scheduler
-        self._cache = half.engine
+        self._cache = self.half.engine
         self._kept = self._cache.decisions.most, self._cache.journal.most
         for name in CALLS:
-            setattr(half, name, self._timed(getattr(half, name)))
-        self.ask(self.tokens(300))
+            setattr(self.half, name, self._timed(getattr(self.half, name)))
 
     def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -104,22 +87,11 @@ class Engine:
         """Whether lookups and what becomes of objects are on record from now on."""
         self._cache.decisions.most, self._cache.journal.most = self._kept if on else (0, 0)
 
-    def tokens(self, count: int) -> list[int]:
-        """A new text."""
-        return [self._random.randrange(3, self._vocabulary) for _ in range(count)]
-
-    def forget(self) -> None:
-        """Empty vLLM's own prefix cache."""
-        while not self._llm.reset_prefix_cache():
-            self._llm.llm_engine.step()
-
-    def ask(self, prompt: list[int]) -> Took:
-        """What a request took, to the first token."""
-        from vllm import SamplingParams, TokensPrompt
-
-        self._in_calls, began = 0.0, time.perf_counter()
-        self._llm.generate(TokensPrompt(prompt_token_ids=prompt), SamplingParams(max_tokens=1), use_tqdm=False)
-        return Took(self._in_calls, time.perf_counter() - began)
+    def took(self, prompt: list[int]) -> Took:
+        """What a request takes."""
+        self._in_calls = 0.0
+        total = self.ask(prompt)
+        return Took(self._in_calls, total)
 
 
 def bounds(values: Sequence[float]) -> tuple[float, float]:

@@ -176,5 +176,6 @@ def _become(program: str, command: Sequence[str], environment: Mapping[str, str]
         main()
     else:
         sys.argv = [*command[1:]]
+        sys.path.insert(0, str(Path(command[1]).parent))  # as python does
         runpy.run_path(command[1], run_name="__main__")
     sys.exit(0)

@@ -299,7 +299,7 @@ def test_the_account_survives_a_restart(tmp_path: Path) -> None:
 
 
 async def _recount(tier: Any) -> None:
-    await tier._calls.open()
+    tier._calls.opened()
     await tier._calls._counting
 
 
@@ -341,13 +341,15 @@ def test_a_store_that_takes_long_to_open_delays_the_start_for_a_while_only(
     there, opens = threading.Event(), []
     monkeypatch.setattr(MemoryStorage, "open", lambda self: (opens.append(self), there.wait(20)))
     begun = time.monotonic()
-    engine, space = make("l2: [{name: late, storage: memory, timeout: 200ms}]\n")
+    engine, space = make("l2: [{name: late, storage: memory, timeout: 200ms, ttl: 1h}]\n")
+    held(engine, 0)[there_before := ObjectKey(bytes(16), bytes(32), 0)] = b"before"
     assert time.monotonic() - begun < 5
     put(engine, space, hashes(4))
     time.sleep(1.5)
     assert not engine.manager.tiers[0].breaker.closed
     there.set()
     until(lambda: engine.manager.tiers[0].breaker.closed, "it never opened")
+    until(lambda: there_before in engine.manager.tiers[0].capacity.known(), "it was not counted")
     assert len(opens) == 1
 
 

@@ -7,6 +7,7 @@ from redis_place import eventually
 
 from kvcore.api import ObjectKey, PluginError
 from kvcore.engine import CacheEngine, Space
+from kvcore.l2.bounded import RELIST_S
 from kvcore.testing.chunks import CHUNKS, contents, hashes, publish, put, spec
 from kvcore.testing.servers.redis import RedisServer
 
@@ -92,6 +93,27 @@ def test_a_server_that_is_not_there_at_the_start(tmp_path: Path, own: RedisServe
         return own.ask("DBSIZE") == CHUNKS
 
     eventually(stored)
+    engine.close()
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["asked", "idle"])
+def test_what_a_server_holds_that_comes_late_is_counted_as_soon_as_it_is_there(
+    tmp_path: Path, own: RedisServer, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    engine = opened(tmp_path, own)
+    put(engine, engine.register(spec()), hashes())
+    engine.close()
+    own.ask("SAVE")
+    own.kill()
+    if asked:  # the breaker's probe finds out, and no clock
+        monkeypatch.setattr("kvcore.l2.bounded.FIRST_PAUSE_S", RELIST_S)
+    engine = opened(tmp_path, own, tier=", capacity: 64MiB")
+    tier = engine.manager.tiers[0]
+    if asked:
+        space = engine.register(spec())
+        eventually(lambda: contents(engine, space, hashes()) == [] and not tier.breaker.closed)
+    own.start()
+    eventually(lambda: len(tier.capacity) == CHUNKS)
     engine.close()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from kvcore.api import (
     MISSING,
@@ -20,6 +21,7 @@ from kvcore.api import (
     Usage,
 )
 from kvcore.api.storage import can_list
+from kvcore.l2.breaker import FIRST_PAUSE_S
 from kvcore.l2.calls import Calls, Then
 from kvcore.l2.capacity import Capacity
 from kvcore.observe import logger
@@ -27,8 +29,8 @@ from kvcore.observe import logger
 DELETED_AT_ONCE = 64
 """Objects per call that makes room."""
 RELIST_S = 600.0
-"""How often the account of a shared storage is brought in line with what others did to it, and a listing that failed
-is tried again."""
+"""How often the account of a shared storage is brought in line with what others did to it. A listing that failed is
+tried again sooner, after pauses that double up to this, and whenever a ping is answered."""
 
 
 class BoundedCalls(Calls):
@@ -52,6 +54,7 @@ class BoundedCalls(Calls):
         self._on_evict = on_evict
         self._making_room = asyncio.Lock()
         self._finished = asyncio.Event()
+        self._answers = asyncio.Event()
         self._counting: asyncio.Task[None] | None = None
 
     @property
@@ -68,7 +71,13 @@ class BoundedCalls(Calls):
                 "out, or implement `list` in the plugin"
             )
         await super().open()
+
+    def opened(self) -> None:
         self._counting = asyncio.create_task(self._count())
+
+    async def ping(self) -> None:
+        await super().ping()
+        self._answers.set()
 
     async def close(self) -> None:
         if self._counting is not None:
@@ -165,8 +174,10 @@ class BoundedCalls(Calls):
 
     async def _count(self) -> None:
         """Learn what is there, and of a shared storage, from time to time, what others did to it."""
+        pause_s, said = FIRST_PAUSE_S, ""
         while True:
             missing = self._capacity.known()
+            self._answers.clear()
             try:
                 async for entries in self.entries():
                     self._capacity.add(entries)
@@ -174,11 +185,16 @@ class BoundedCalls(Calls):
                 self._capacity.remove(missing)  # known before the listing began, and not in it
                 await self._shrink()
             except Exception as error:
-                logger.warning("tier %s: listing failed, its account is not complete: %s", self._name, error)
+                if said != (said := str(error)):
+                    logger.warning("tier %s: listing failed, its account is not complete: %s", self._name, error)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._answers.wait(), pause_s)
+                pause_s = min(2 * pause_s, RELIST_S)
             else:
                 if not (self.storage.shared or self.storage.evicts):
                     return
-            await asyncio.sleep(RELIST_S)
+                pause_s, said = FIRST_PAUSE_S, ""
+                await asyncio.sleep(RELIST_S)
 
     async def _shrink(self) -> None:
         """Keep to the limit, and each tenant to its quota, also when others have filled the storage."""

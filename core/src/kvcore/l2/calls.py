@@ -51,6 +51,9 @@ class Calls:
     async def open(self) -> None:
         await self._call(self.storage.open, timeout_s=max(OPEN_S, self._timeout_s))
 
+    def opened(self) -> None:
+        """The storage is open by now, be it later than `open` waited for it."""
+
     async def close(self) -> None:
         """Close the storage, unless nothing of it was ever called, not even `open`."""
         try:

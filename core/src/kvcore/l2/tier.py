@@ -129,6 +129,7 @@ class Tier:
             await asyncio.wait((error.settled,))
             await asyncio.shield(error.settled)
         self._opened = True
+        self._calls.opened()
         if self._memory is not None:
             self.register_memory(self._memory)
 

@@ -138,24 +138,24 @@ class Fetcher:
         return await locate(self._loop, tiers, [w.key for w in wants], patience_s=self._patience_s, silent=silent)
 
     async def load(
-        self, fetch: Fetch, wants: Sequence[Want], sources: Sequence[Tier | None], *, probe: bool = False
+        self, fetch: Fetch, wants: Sequence[Want], sources: Sequence[Tier | None], *, awaited: bool = True
     ) -> None:
         """Load `wants` from their `sources`; ends when the last batch has arrived or failed. No tier makes it raise.
 
         Args:
-            probe: nobody waits for it: it is made to see how fast the tier is, or ahead of a request.
+            awaited: a request waits for it. It does not for a probe of the tier, nor for what is loaded ahead of it.
         """
-        self._awaited += not probe
+        self._awaited += awaited
         if self._awaited:
             self.idle.clear()
         try:
-            await self._load(fetch, wants, sources, probe)
+            await self._load(fetch, wants, sources, awaited)
         finally:
-            self._awaited -= not probe
+            self._awaited -= awaited
             if not self._awaited:
                 self.idle.set()
 
-    async def _load(self, fetch: Fetch, wants: Sequence[Want], sources: Sequence[Tier | None], probe: bool) -> None:
+    async def _load(self, fetch: Fetch, wants: Sequence[Want], sources: Sequence[Tier | None], awaited: bool) -> None:
         deliveries: dict[Tier, _Delivery] = {}
         groups: dict[tuple[Tier, ObjectSpace], list[Want]] = {}
         for want, tier in zip(wants, sources, strict=True):
@@ -170,13 +170,13 @@ class Fetcher:
             await asyncio.wait(tasks)
         for tier, delivery in deliveries.items():
             if delivery.nbytes:
-                tier.delivered(delivery.nbytes, delivery.seconds, probe=probe)
+                tier.delivered(delivery.nbytes, delivery.seconds, probe=not awaited)
 
     def probe(self, tier: Tier, wants: Sequence[Want]) -> None:
         """Load the front of `wants` from `tier`, for at most `PROBE_BYTES`, while nobody waits for it: the tier learns
         how fast it is now."""
         front = wants[: max(1, PROBE_BYTES // wants[0].space.nbytes)]
-        self._loop.spawn(self.load(Fetch(self._keep), front, [tier] * len(front), probe=True))
+        self._loop.spawn(self.load(Fetch(self._keep), front, [tier] * len(front), awaited=False))
 
     def _keep(self, lease: ReadLease, source: str) -> None:
         self._l1.keep(lease)

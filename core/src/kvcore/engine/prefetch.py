@@ -169,7 +169,7 @@ class Prefetcher:
                 wants.pop()
             begun = time.perf_counter()
             fetch = Fetch(partial(self._arrived, cause, begun))
-            await fetcher.load(fetch, wants, tiers[: len(wants)], probe=True)
+            await fetcher.load(fetch, wants, tiers[: len(wants)], awaited=False)
             seconds = time.perf_counter() - begun
             if fetch.reasons or len(wants) < len(piece):
                 reason = "failed" if fetch.reasons else "no_room"

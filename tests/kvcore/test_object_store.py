@@ -409,9 +409,9 @@ def test_a_stalled_loop_is_a_miss(make: Make) -> None:
 def test_the_namespace_of_a_group_is_pinned() -> None:
     """What is stored is found by other releases, and by a server: docs/format.md."""
     two = model(GroupSpec(("a",), (NBYTES,)), GroupSpec(("b", "c"), (512, 1024), window_tokens=64))
-    (one,) = StoreSpace(model(), "test/1", "").groups()
+    (one,) = StoreSpace(model(), "test/1", "").group_specs()
     assert one == model()
-    names = [namespace(m, 16, "test/1", [], "", "") for m in (one, *StoreSpace(two, "test/1", "").groups())]
+    names = [namespace(m, 16, "test/1", [], "", "") for m in (one, *StoreSpace(two, "test/1", "").group_specs())]
     assert [name.hex() for name in names] == GOLDEN
 
 

@@ -79,7 +79,7 @@ class LocalStore(StoreBase):
         """See `ObjectStore.register`."""
         space = LocalSpace(spec, keys, tenant, self)
         lossy, salt = self.manager.lossy_tags, self.manager.config.salt
-        groups = list(space.groups())
+        groups = list(space.group_specs())
         space.namespaces = tuple(spaces.namespace(g, g.block_tokens, keys, lossy, salt, tenant) for g in groups)
         for name, one in zip(space.namespaces, groups, strict=True):
             self.identities.note(name, Identity(one, one.block_tokens, keys, tenant, salt_word(salt), lossy))

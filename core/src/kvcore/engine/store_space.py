@@ -40,7 +40,7 @@ class StoreSpace:
         self.owner = owner
         self.layouts = tuple(spaces.object_layout(spec, group, 1) for group in spec.groups)
 
-    def groups(self) -> Iterator[ModelSpec]:
+    def group_specs(self) -> Iterator[ModelSpec]:
         """The model cut into one of a single KV group for each of its groups.
 
         Each group's objects are looked for, loaded and kept by themselves, so each has a namespace of its own.

@@ -43,7 +43,7 @@ class RemoteStore(StoreBase):
         """See `ObjectStore.register`."""
         space = RemoteSpace(spec, keys, tenant, self)
         admit = self._engine.admit
-        space.served = tuple(admit(one, tenant, one.block_tokens, keys) for one in space.groups())
+        space.served = tuple(admit(one, tenant, one.block_tokens, keys) for one in space.group_specs())
         return space
 
     def wait_ready(self, timeout_s: float) -> bool:

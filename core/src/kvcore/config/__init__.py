@@ -8,21 +8,18 @@ if TYPE_CHECKING:
     from kvcore.config.load import load_config
     from kvcore.config.model import Config, InspectConfig, L1Config, ServerConfig, TierConfig
     from kvcore.config.scripts import PluginsConfig, ScriptConfig
-    from kvcore.config.tree import Fault, InvalidConfigError, Row, Source
+    from kvcore.config.tree import InvalidConfigError
 
 __all__ = [
     "Address",
     "Config",
-    "Fault",
     "HttpConfig",
     "InspectConfig",
     "InvalidConfigError",
     "L1Config",
     "PluginsConfig",
-    "Row",
     "ScriptConfig",
     "ServerConfig",
-    "Source",
     "TierConfig",
     "load_config",
 ]
@@ -39,9 +36,6 @@ _HOMES = {
     "PluginsConfig": "scripts",
     "ScriptConfig": "scripts",
     "InvalidConfigError": "tree",
-    "Fault": "tree",
-    "Row": "tree",
-    "Source": "tree",
 }
 
 

@@ -175,7 +175,7 @@ def test_invented_tenants_leave_nothing_behind_and_no_metrics(make: Make) -> Non
             len(engine.manager.layouts),
             len(engine.registered),
             len(engine.manager.tenancy._tenants),
-            len(account._spaces),
+            len(account._held),
             len(account._shares.accounts),
         ]
 

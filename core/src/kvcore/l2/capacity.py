@@ -46,12 +46,12 @@ class Capacity:
         if division is not None:
             make: Callable[[str], _Account] = lambda t: _Account(t, division.make_policy())  # noqa: E731
             self._shares = Shares(nbytes or _UNBOUNDED, division.quotas, division.default, make)
-        self._spaces: dict[bytes, _Space] = {}
+        self._held: dict[bytes, _Held] = {}
         self._ends: dict[ObjectKey, float] = {}
         self._next_ends: list[tuple[float, ObjectKey]] = []  # a heap; what `_ends` contradicts is out of date
 
     def __len__(self) -> int:
-        return sum(len(space.sizes) for space in self._spaces.values())
+        return sum(len(held.sizes) for held in self._held.values())
 
     # -- what is there -----------------------------------------------------------------------------------------------
 
@@ -76,33 +76,33 @@ class Capacity:
             self._next_ends = [(end, key) for key, end in self._ends.items()]
             heapq.heapify(self._next_ends)
         for namespace, sizes in new.items():
-            space = self._space(namespace)
-            space.sizes.update(sizes)
-            space.account.policy.insert(list(sizes), list(sizes.values()))
-            self._count(space.account, sum(sizes.values()))
+            held = self._held_of(namespace)
+            held.sizes.update(sizes)
+            held.account.policy.insert(list(sizes), list(sizes.values()))
+            self._count(held.account, sum(sizes.values()))
         for namespace in written:
             self._seen(self._account(namespace))
 
     def touch(self, keys: Sequence[ObjectKey]) -> None:
         """Objects that were used."""
-        for space, some in self._by_space(keys):
-            self._seen(space.account)
-            space.account.policy.touch(some)
+        for held, some in self._by_namespace(keys):
+            self._seen(held.account)
+            held.account.policy.touch(some)
 
     def remove(self, keys: Iterable[ObjectKey]) -> None:
         """Objects that are gone."""
-        for space, some in self._by_space(dict.fromkeys(keys)):
-            self._count(space.account, -sum(space.sizes.pop(k) for k in some))
-            space.account.policy.remove(some)
+        for held, some in self._by_namespace(dict.fromkeys(keys)):
+            self._count(held.account, -sum(held.sizes.pop(k) for k in some))
+            held.account.policy.remove(some)
             for key in some if self.ttl_s is not None else ():
                 self._ends.pop(key, None)
-            if not space.sizes and not space.bound:
-                del self._spaces[some[0].namespace]
-                self._left(space.account)
+            if not held.sizes and not held.bound:
+                del self._held[some[0].namespace]
+                self._left(held.account)
 
     def known(self) -> set[ObjectKey]:
         """The keys now in the account."""
-        return {key for space in self._spaces.values() for key in space.sizes}
+        return {key for held in self._held.values() for key in held.sizes}
 
     def entries(self, keys: Sequence[ObjectKey]) -> list[Entry]:
         """Those of `keys` that are known, with their sizes."""
@@ -171,7 +171,7 @@ class Capacity:
 
     def namespaces(self) -> list[bytes]:
         """One namespace for each tenant that holds something."""
-        return list({space.account.tenant: namespace for namespace, space in self._spaces.items()}.values())
+        return list({held.account.tenant: namespace for namespace, held in self._held.items()}.values())
 
     # -- tenants -----------------------------------------------------------------------------------------------------
 
@@ -179,26 +179,26 @@ class Capacity:
         """Objects of this namespace are the tenant's."""
         if self._shares is None:
             return
-        space = self._space(namespace)
-        space.bound = True
-        if space.account is not self._nobody:
+        held = self._held_of(namespace)
+        held.bound = True
+        if held.account is not self._nobody:
             return
-        sizes, nbytes = list(space.sizes.values()), sum(space.sizes.values())
-        self._nobody.policy.remove(list(space.sizes))
+        sizes, nbytes = list(held.sizes.values()), sum(held.sizes.values())
+        self._nobody.policy.remove(list(held.sizes))
         self._count(self._nobody, -nbytes)
-        space.account = self._shares.account(tenant)
-        space.account.spaces += 1
-        space.account.policy.insert(list(space.sizes), sizes)
-        self._count(space.account, nbytes)
+        held.account = self._shares.account(tenant)
+        held.account.namespaces += 1
+        held.account.policy.insert(list(held.sizes), sizes)
+        self._count(held.account, nbytes)
 
     def unbind(self, namespace: bytes) -> None:
         """Nobody uses this namespace any more. What is there stays its tenant's; one with nothing is forgotten."""
-        space = self._spaces.get(namespace)
-        if space is not None:
-            space.bound = False
-            if not space.sizes:
-                del self._spaces[namespace]
-                self._left(space.account)
+        held = self._held.get(namespace)
+        if held is not None:
+            held.bound = False
+            if not held.sizes:
+                del self._held[namespace]
+                self._left(held.account)
 
     def tenants(self) -> dict[str, Usage]:
         """Each tenant's part; empty when the tier is not divided."""
@@ -232,31 +232,31 @@ class Capacity:
 
     # -- helpers -----------------------------------------------------------------------------------------------------
 
-    def _space(self, namespace: bytes) -> "_Space":
-        space = self._spaces.get(namespace)
-        if space is None:
-            space = self._spaces[namespace] = _Space(self._nobody)
-        return space
+    def _held_of(self, namespace: bytes) -> "_Held":
+        held = self._held.get(namespace)
+        if held is None:
+            held = self._held[namespace] = _Held(self._nobody)
+        return held
 
     def _account(self, namespace: bytes) -> "_Account":
-        space = self._spaces.get(namespace)
-        return self._nobody if space is None else space.account
+        held = self._held.get(namespace)
+        return self._nobody if held is None else held.account
 
     def _seen(self, account: "_Account") -> None:
         if self._shares is not None and account is not self._nobody:
             self._shares.seen(account)
 
     def _size(self, key: ObjectKey) -> int | None:
-        space = self._spaces.get(key.namespace)
-        return None if space is None else space.sizes.get(key)
+        held = self._held.get(key.namespace)
+        return None if held is None else held.sizes.get(key)
 
-    def _by_space(self, keys: Iterable[ObjectKey]) -> list[tuple["_Space", list[ObjectKey]]]:
+    def _by_namespace(self, keys: Iterable[ObjectKey]) -> list[tuple["_Held", list[ObjectKey]]]:
         """Those that are known."""
         found: dict[bytes, list[ObjectKey]] = {}
         for key in keys:
             if self._size(key) is not None:
                 found.setdefault(key.namespace, []).append(key)
-        return [(self._spaces[namespace], some) for namespace, some in found.items()]
+        return [(self._held[namespace], some) for namespace, some in found.items()]
 
     def _count(self, account: "_Account", nbytes: int) -> None:
         self.used += nbytes
@@ -267,14 +267,14 @@ class Capacity:
 
     def _left(self, account: "_Account") -> None:
         if self._shares is not None and account is not self._nobody:
-            account.spaces -= 1
-            if not account.spaces and not account.used:
+            account.namespaces -= 1
+            if not account.namespaces and not account.used:
                 self._shares.forget(account)
 
     def _choose(self, account: "_Account", nbytes: int) -> list[ObjectKey]:
         named = [k for k in account.policy.evict(nbytes, _never) if isinstance(k, ObjectKey)]
         sizes = {k: size for k in named if (size := self._size(k)) is not None}
-        mine = [k for k in sizes if self._spaces[k.namespace].account is account]
+        mine = [k for k in sizes if self._held[k.namespace].account is account]
         account.policy.insert(mine, [sizes[k] for k in mine])  # should deleting them fail
         return mine
 
@@ -285,12 +285,12 @@ class _Account(Account):
     def __init__(self, tenant: str, policy: EvictionPolicy) -> None:
         super().__init__(tenant)
         self.policy = policy
-        self.spaces = 0
+        self.namespaces = 0
         """Namespaces that are known to be its."""
         self.coming = 0
 
 
-class _Space:
+class _Held:
     """One namespace's objects. `bound`: somebody uses it."""
 
     __slots__ = ("account", "bound", "sizes")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Arena(Protocol):
+class MappedArena(Protocol):
     """What a mapped arena offers (`kvcore.engine.attach_arena` gives one)."""
 
     buffer: memoryview
@@ -53,7 +53,7 @@ class PagedCache:
         groups: "Sequence[Sequence[torch.Tensor]]",
         layouts: Sequence[ObjectLayout],
         rank: int,
-        arena: Arena,
+        arena: MappedArena,
         *,
         rows: bool | None = None,
     ) -> None:

@@ -61,7 +61,7 @@ class StorageManager:
             logger.setLevel(config.log_level.upper())
         self.config = config
         self.metrics = metrics
-        registry.collector = metrics.registry
+        registry.metrics = metrics.registry
         self.hooks = registry.use_hooks(config.hooks)
         self.registry = registry
         self.journal = Journal(MAX_OBJECTS if config.inspect.requests else 0)

@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from kvcore.observe.log import Throttle, logger
 
 
-class Registry(CollectorRegistry):
+class MetricsRegistry(CollectorRegistry):
     """Brings what is only known when asked up to date before it is read, and leaves out the `_created` series, which
     tell when a counter was made and double the number of series. The host process may want them of its own metrics,
     so the switch of prometheus_client, which is global, is left alone.
@@ -58,7 +58,7 @@ class _Handler(WSGIRequestHandler):
         """Nothing."""
 
 
-def serve(registry: Registry, port: int) -> Any:
+def serve(registry: MetricsRegistry, port: int) -> Any:
     """Serve `registry` on this port of 127.0.0.1, on a thread of its own; 0 picks a free one.
 
     Returns the server (`shutdown` and `server_close` end it), or None when the port cannot be had, which is logged.

@@ -185,9 +185,9 @@ class Metrics:
     """Counters, gauges and histograms of one cache engine."""
 
     def __init__(self) -> None:
-        from kvcore.observe.exposition import Registry
+        from kvcore.observe.exposition import MetricsRegistry
 
-        self.registry = Registry()
+        self.registry = MetricsRegistry()
         self._children: dict[Any, Any] = {}
         self._families = {name: self._family(name) for name, spec in METRICS.items() if spec.shown}
 

@@ -87,7 +87,7 @@ class Registry:
         self._managers: dict[Candidate, pluggy.PluginManager] = {}
         self._components: dict[Candidate, Component] = {}
         self.hooks = Hooks()
-        self.collector: Any = None
+        self.metrics: Any = None
         """Where plugins' own metrics go: the registry of the cache that is opened with this; None: nowhere."""
 
     # --- what there is
@@ -180,7 +180,7 @@ class Registry:
         component = self.component(kind, spec.plugin)
         config = _validated(candidate, component.config, spec)
         context = context if context is not None else self.context(spec.where)
-        own = PluginMetrics(candidate.name, context.name, self.collector)
+        own = PluginMetrics(candidate.name, context.name, self.metrics)
         try:
             return candidate, component.factory(config, replace(context, metrics=own))
         except loading.StartError:  # of what it asked its context for: that error has its own name and place

@@ -83,7 +83,7 @@ class StorageManager:
         tenants = config.tenants if with_l1 else {}
         self._evictions = Evictions(metrics, tenants, self._tenant)
         self._tiers = Tiers(self.loop, registry, metrics, config.lookup_timeout, self._evictions, tenants, self.journal)
-        self.tiers: list[Tier] = self._tiers.open
+        self.tiers: list[Tier] = self._tiers.in_use
         self.arena: Arena | None = None
         self.layouts: dict[ObjectSpace, ObjectLayout] = {}
         self.admission = LoadAdmission(metrics)

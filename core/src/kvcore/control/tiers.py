@@ -34,7 +34,7 @@ class NoSuchTier(TierConflict):
 
 
 class Tiers:
-    """Owns the tiers. `open` holds those in use, in order of preference; it changes on the tiers' loop only.
+    """Owns the tiers. `in_use` holds them in order of preference; it changes on the tiers' loop only.
 
     Args:
         useful_s: what takes longer is of no use to a lookup.
@@ -53,7 +53,7 @@ class Tiers:
         tenants: Mapping[str, Mapping[str, int]],
         journal: Journal,
     ) -> None:
-        self.open: list[Tier] = []
+        self.in_use: list[Tier] = []
         self.configs: dict[str, TierConfig] = {}
         """By name, those that are being opened and closed included."""
         self.lossy: tuple[str, ...] = ()
@@ -77,14 +77,14 @@ class Tiers:
         """Open the tiers of the configuration. Raises `PluginError` for the first that cannot be used."""
         for config in configs:
             tier = self._make(config)
-            self.open.append(tier)  # before it opens: a failed start closes it, too
+            self.in_use.append(tier)  # before it opens: a failed start closes it, too
             await _open(tier, config)
-        self.lossy = tuple(lossy_tags(self.open))
+        self.lossy = tuple(lossy_tags(self.in_use))
 
     async def close(self) -> None:
         """Close all tiers."""
         self._closed = True
-        for tier in list(self.open):
+        for tier in list(self.in_use):
             await tier.close()
 
     def stop_threads(self) -> None:
@@ -146,10 +146,10 @@ class Tiers:
                 tier.register_memory(memory)
                 if self._closed:
                     raise StorageError("the cache has been closed")
-                names = [t.name for t in self.open]
+                names = [t.name for t in self.in_use]
                 at = names.index(before) if before in names else len(names)
                 stores.add(tier, policy, at)
-                self.open.insert(at, tier)
+                self.in_use.insert(at, tier)
                 self.joined(tier)
 
             self._loop.submit(join()).result()
@@ -168,9 +168,9 @@ class Tiers:
         """
         self._begin()
         try:
-            tier = next((t for t in list(self.open) if t.name == name), None)
+            tier = next((t for t in list(self.in_use) if t.name == name), None)
             if tier is None:
-                there = ", ".join(t.name for t in list(self.open))
+                there = ", ".join(t.name for t in list(self.in_use))
                 raise NoSuchTier(f"no tier is named {name!r}: the tiers are {there or 'none'}")
             return self._loop.submit(self._leave(tier, stores, drain_s)).result()
         finally:
@@ -184,7 +184,7 @@ class Tiers:
             raise TierConflict("the cache has been closed")
 
     async def _leave(self, tier: Tier, stores: StoreController, drain_s: float) -> int:
-        self.open.remove(tier)
+        self.in_use.remove(tier)
         dropped = await stores.remove(tier, drain_s if tier.breaker.closed else 0.0)
         await tier.finish()
         await self._end(tier)

@@ -6,10 +6,11 @@ import time
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from kvcore.api import EvictionPolicy, ObjectLayout, format_size
+from kvcore.api import ObjectLayout, format_size
 from kvcore.config import Config, L1Config, TierConfig
 from kvcore.control.admission import LoadAdmission
 from kvcore.control.fetch import Fetcher
@@ -163,11 +164,7 @@ class StorageManager:
         config = self.config.l1
         size = l1_bytes(config)
         self.arena = Arena(size)
-
-        def make_policy() -> EvictionPolicy:
-            policy: EvictionPolicy = self.create("eviction", config.eviction)
-            return policy
-
+        make_policy = partial(self.create, "eviction", config.eviction)
         spills = any(t.write == "evicted" for t in self.config.l2)
         divided = division(self.config.tenants, "l1", make_policy, int(self.arena.size * FREE_SHARE) if spills else 0)
         self.l1 = L1(

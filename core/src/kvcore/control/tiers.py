@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from kvcore.api import ConfigError, Entry, EvictionPolicy, KVCoreError, ObjectEvent, PluginError, Serde, StorageError
+from kvcore.api import ConfigError, Entry, KVCoreError, ObjectEvent, PluginError, Serde, StorageError
 from kvcore.config import TierConfig
 from kvcore.control.loop import LoopThread
 from kvcore.control.store import StoreController, WritePolicy
@@ -240,10 +240,7 @@ class Tiers:
         return tier
 
     def _capacity(self, config: TierConfig) -> Capacity | None:
-        def make_policy() -> EvictionPolicy:
-            policy: EvictionPolicy = self._registry.create("eviction", config.eviction)
-            return policy
-
+        make_policy = partial(self._registry.create, "eviction", config.eviction)
         divided = division(self._tenants, config.name, make_policy)
         if config.capacity is None and config.ttl is None and divided is None:
             return None

@@ -47,11 +47,14 @@ class Table:
         self._clock = clock
         self._lock = threading.Lock()
         self._log = Throttle()
-        self._pool = Pool("", policy, self._log)
+
+        def pool(tenant: str) -> Pool:
+            return Pool(tenant, policy if division is None or not tenant else division.make_policy(), self._log)
+
+        self._pool = pool("")
         self._shares: Shares[Pool] | None = None
         if division is not None:
-            pools: Callable[[str], Pool] = lambda t: Pool(t, division.make_policy() if t else policy, self._log)  # noqa: E731
-            self._shares = Shares(arena.size - division.spare, division.quotas, division.default, pools, clock)
+            self._shares = Shares(arena.size - division.spare, division.quotas, division.default, pool, clock)
         self._aging = None if ttl_s is None else Aging(ttl_s)
         self._room = Room(arena, self._shares, self._aging, self._immovable, clock, on_left)
         self._spaces: dict[tuple[bytes, int], ObjectSpace] = {}

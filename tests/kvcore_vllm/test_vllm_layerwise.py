@@ -260,7 +260,7 @@ def test_a_step_reads_what_was_loaded_and_saves_what_it_computed(worker: Worker,
     content = bytes(range(1, 25))
     for i, value in enumerate(content):
         worker.arena.buffer[i * SIZE : (i + 1) * SIZE] = bytes([value]) * SIZE
-    meta = Metadata(False, beside, True, True, loads=[load_of(worker)], saves=[save_of(worker)])
+    meta = Metadata(beside, True, True, loads=[load_of(worker)], saves=[save_of(worker)])
     read, bad = worker.step(meta)
     assert read == [bytes([content[2 * i]]) * SIZE for i in range(12)]
     assert bad == set()
@@ -274,7 +274,7 @@ def test_a_step_reads_what_was_loaded_and_saves_what_it_computed(worker: Worker,
 @pytest.mark.parametrize("how", ["one graph", "newer runner"])
 def test_where_vllm_will_not_tell_of_layers_a_step_copies_whole(worker: Worker, how: str) -> None:
     worker.arena.buffer[: 24 * SIZE] = b"\x07" * (24 * SIZE)
-    meta = Metadata(False, False, True, True, loads=[load_of(worker)], saves=[save_of(worker)])
+    meta = Metadata(False, True, True, loads=[load_of(worker)], saves=[save_of(worker)])
     if how == "newer runner":
         original = worker.half.load
         worker.half.load = lambda meta, forward: original(  # type: ignore[method-assign]
@@ -300,13 +300,13 @@ def test_a_load_that_fails_in_the_middle_leaves_nothing_of_its_step(
         return original(cache, copies, layers)
 
     monkeypatch.setattr(PagedCache, "load", fails)
-    meta = Metadata(False, beside, True, True, loads=[load_of(worker)], saves=[save_of(worker)])
+    meta = Metadata(beside, True, True, loads=[load_of(worker)], saves=[save_of(worker)])
     _, bad = worker.step(meta)
     assert bad == {1, 2}
     assert worker.reports() == {"loads": {5: False}, "saves": {6: False}}
     assert worker.half.faults == {"load:OSError": 1}
     monkeypatch.undo()
-    meta = Metadata(False, beside, True, True, saves=[save_of(worker, 7)])
+    meta = Metadata(beside, True, True, saves=[save_of(worker, 7)])
     worker.half._report = type(worker.half._report)()
     monkeypatch.setattr(_compat, "tensor_rank", lambda: 0)
     worker.step(meta)
@@ -319,7 +319,7 @@ def test_a_slot_that_is_freed_in_the_middle_of_a_step(worker: Worker) -> None:
         if name == NAMES[5]:
             worker.arena.bump([0])
 
-    meta = Metadata(False, False, True, True, loads=[load_of(worker)], saves=[save_of(worker)])
+    meta = Metadata(False, True, True, loads=[load_of(worker)], saves=[save_of(worker)])
     # The copies run ahead; the last ones wait for the slot to be freed.
     freed, original = threading.Event(), worker.half._copy_in
 
@@ -353,7 +353,7 @@ def test_a_save_that_fails_in_the_middle_is_not_published_and_others_are(
 
     monkeypatch.setattr(PagedCache, "store", fails)
     saves = [save_of(worker), save_of(worker, 7, 16384)]
-    worker.step(Metadata(False, beside, True, True, saves=saves))
+    worker.step(Metadata(beside, True, True, saves=saves))
     assert worker.reports()["saves"] == {6: False, 7: True}
     assert stored(worker, 16384)
     assert worker.half.faults == {"save:OSError": 1}
@@ -361,12 +361,12 @@ def test_a_save_that_fails_in_the_middle_is_not_published_and_others_are(
 
 def test_after_a_layer_that_vllm_is_silent_about_loads_are_whole(worker: Worker) -> None:
     worker.arena.buffer[: 24 * SIZE] = b"\x07" * (24 * SIZE)
-    meta = Metadata(False, False, True, True, loads=[load_of(worker)], saves=[save_of(worker)])
+    meta = Metadata(False, True, True, loads=[load_of(worker)], saves=[save_of(worker)])
     _, bad = worker.step(meta, silent=(NAMES[3],))
     assert bad == {1, 2}
     assert worker.reports() == {"loads": {5: False}, "saves": {6: False}}
     assert worker.half.faults == {"load:RuntimeError": 1}
-    meta = Metadata(False, False, True, True, loads=[load_of(worker)], saves=[save_of(worker)])
+    meta = Metadata(False, True, True, loads=[load_of(worker)], saves=[save_of(worker)])
     read, bad = worker.step(meta, silent=(NAMES[3],))
     assert (read, bad) == ([b"\x07" * SIZE] * 12, set())
     assert worker.reports() == {"loads": {5: True}, "saves": {6: True}}
@@ -377,7 +377,7 @@ def test_after_a_layer_that_vllm_is_silent_about_loads_are_whole(worker: Worker)
 def test_each_group_has_its_own_layers(monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
     worker = Worker(monkeypatch, groups=3)
     saves = [Save(6, "r", "a", tuple(save_of(worker, slot=8192 * g, group=g).copies[0] for g in range(3)))]
-    worker.step(Metadata(True, beside, False, True, saves=saves))
+    worker.step(Metadata(beside, False, True, saves=saves))
     assert worker.reports()["saves"] == {6: True}
     assert all(stored(worker, 8192 * g, NAMES[g::3]) for g in range(3))
     assert len(worker.calls) == 12
@@ -387,17 +387,18 @@ def test_each_group_has_its_own_layers(monkeypatch: pytest.MonkeyPatch, beside: 
 
 
 MODES = [
-    # layerwise, load, save, role, groups, overlapped, cpu -> loads beside, saves beside, loads and saves by layer
-    (("auto", "auto", "auto", "both", 1, False, True), (False, False, False, False)),
-    (("on", "auto", "auto", "both", 1, False, True), (False, False, True, True)),
-    (("on", "auto", "auto", "both", 3, False, True), (True, False, False, True)),
-    (("on", "async", "async", "both", 1, False, True), (True, True, False, True)),
-    (("off", "sync", "sync", "both", 1, False, False), (False, False, False, False)),
-    (("auto", "auto", "auto", "both", 1, True, False), (True, True, False, False)),
-    (("auto", "auto", "auto", "producer", 1, True, False), (True, True, False, True)),
-    (("auto", "sync", "auto", "both", 1, False, False), (False, True, True, False)),
-    (("on", "auto", "auto", "both", 1, True, False), (True, True, False, True)),
-    (("on", "auto", "auto", "both", 1, False, False), (False, True, True, True)),
+    # layerwise, load, save, role, groups, overlapped, cpu
+    # -> loads beside, saves beside, loads and saves by layer, loads as objects come
+    (("auto", "auto", "auto", "both", 1, False, True), (False, False, False, False, True)),
+    (("on", "auto", "auto", "both", 1, False, True), (False, False, True, True, False)),
+    (("on", "auto", "auto", "both", 3, False, True), (True, False, False, True, False)),
+    (("on", "async", "async", "both", 1, False, True), (True, True, False, True, True)),
+    (("off", "sync", "sync", "both", 1, False, False), (False, False, False, False, False)),
+    (("auto", "auto", "auto", "both", 1, True, False), (True, True, False, False, True)),
+    (("auto", "auto", "auto", "producer", 1, True, False), (True, True, False, True, True)),
+    (("auto", "sync", "auto", "both", 1, False, False), (False, True, True, False, False)),
+    (("on", "auto", "auto", "both", 1, True, False), (True, True, False, True, True)),
+    (("on", "auto", "auto", "both", 1, False, False), (False, True, True, True, False)),
 ]
 
 
@@ -408,6 +409,15 @@ def test_modes(given_: Any, expected: tuple[bool, ...], monkeypatch: pytest.Monk
     config = config_of(role, overlapped, False)
     found = modes.resolve(Options(layerwise=layerwise, load=load, save=save), config, groups)
     assert found == expected
+
+
+@pytest.mark.parametrize(("policy", "early"), [("recompute", True), ("fail", False)])
+def test_what_does_not_come_fails_no_request(policy: str, early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_compat, "on_cpu", lambda: False)
+    config = config_of("both", True, False)
+    assert not modes.resolve(Options(on_load_failure="fail"), config, 1).load_early
+    config.kv_transfer_config.kv_load_failure_policy = policy
+    assert modes.resolve(Options(on_load_failure="fail"), config, 1).load_early == early
 
 
 def test_microbatches_compute_a_layer_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,7 +431,7 @@ def config_of(role: str, overlapped: bool, split: bool) -> Any:
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(async_scheduling=overlapped),
         parallel_config=SimpleNamespace(use_ubatching=split),
-        kv_transfer_config=SimpleNamespace(is_kv_consumer=role != "producer"),
+        kv_transfer_config=SimpleNamespace(is_kv_consumer=role != "producer", kv_load_failure_policy="fail"),
     )
 
 

@@ -24,5 +24,5 @@ def test_orders_travel_between_processes() -> None:
     copy = Copy(0, 4096, 3, 1, (5, -1))
     attach = Attach("a", {"pid": 1}, (ObjectLayout(2, 1, (64,), "float32", 4),), (("layer",),))
     loads = [Load(1, "r", "a", (copy,), frozenset({5}))]
-    meta = Metadata(True, False, False, True, "a", attach, loads, [Save(2, "r", "a", (copy,))], ["x"], [2])
+    meta = Metadata(False, False, True, "a", attach, loads, [Save(2, "r", "a", (copy,))], ["x"], [2])
     assert pickle.loads(pickle.dumps(meta)) == meta

@@ -3,7 +3,7 @@ host memory. `kvcore.service` opens either."""
 
 from kvcore.engine.attach import attach_arena
 from kvcore.engine.cache_engine import CacheEngine
-from kvcore.engine.face import Engine, EngineLookup, StorePlan
+from kvcore.engine.face import Coming, Engine, EngineLookup, StorePlan
 from kvcore.engine.fingerprint import weights_fingerprint
 from kvcore.engine.guard import Guarded, guarded
 from kvcore.engine.local_store import LocalStore
@@ -18,6 +18,7 @@ __all__ = [
     "ArenaView",
     "Asked",
     "CacheEngine",
+    "Coming",
     "Engine",
     "EngineLookup",
     "GroupSpec",

@@ -15,7 +15,7 @@ from kvcore.api import LeaseError, ObjectEvent, ObjectKey
 from kvcore.config import Config, load_config
 from kvcore.control import StorageManager
 from kvcore.engine import space as spaces
-from kvcore.engine.face import StorePlan
+from kvcore.engine.face import Coming, StorePlan
 from kvcore.engine.identity import Identities, Identity
 from kvcore.engine.lookup import Lookup, count_answer, promised
 from kvcore.engine.plans import load_plan, storable, store_plan
@@ -146,9 +146,11 @@ class CacheEngine:
         on_answer: Callable[[], None] | None = None,
         each: bool = False,
         begin: int = 0,
+        on_coming: Callable[[], None] | None = None,
     ) -> Lookup:
-        """See `Engine.lookup`. `on_answer` is called once it is answered, from any thread, also from within. `each`:
-        see `Lookup`. `begin`: the number of the first of the chunks in their request, for the record."""
+        """See `Engine.lookup`. `on_answer` is called once it is answered; before that `on_coming`, if `coming` says
+        something by then: both from any thread, also from within. `each`: see `Lookup`. `begin`: the number of the
+        first of the chunks in their request, for the record."""
 
         def answered(lookup: Lookup, seconds: float) -> None:
             count_answer(self.metrics, lookup, seconds)
@@ -159,7 +161,7 @@ class CacheEngine:
 
         tables = [self.object_space(space, g) for g in range(len(space.groups))]
         first = min(first, len(hashes))
-        lookup = Lookup(self.manager, space, tables, hashes, first, answered, each)
+        lookup = Lookup(self.manager, space, tables, hashes, first, answered, each, on_coming)
         if (asked is not None or not each) and not self.manager.closed:
             lookup.decision = self.decisions.begin(asked, space.namespace, hashes, first, space.chunk_tokens, begin)
         if self.manager.resting:
@@ -180,6 +182,10 @@ class CacheEngine:
         if hashes and self.manager.hooks.listens("queued"):
             self.manager.hooks.queued(space.namespace, hashes)
 
+    def coming(self, lookup: Lookup) -> Coming | None:
+        """See `Engine.coming`."""
+        return lookup.coming()
+
     def retrieve(self, lookup: Lookup, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
         """See `Engine.retrieve`."""
         if self.manager.closed:
@@ -187,7 +193,27 @@ class CacheEngine:
         end = promised(lookup)
         if end <= lookup.first:
             return []
-        copies, loaded = load_plan(lookup, end, first_block, block_ids, self.l1.arena.generations)
+        return self._plan_loads(lookup, lookup.objects, end, first_block, block_ids)
+
+    def arrived(self, lookup: Lookup, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
+        """See `Engine.arrived`."""
+        if self.manager.closed:
+            raise LeaseError("the cache is closed")
+        fresh = lookup.take()
+        if not fresh and lookup.renew():
+            return []
+        return self._plan_loads(lookup, [fresh], max(fresh, default=-1) + 1, first_block, block_ids)
+
+    def _plan_loads(
+        self,
+        lookup: Lookup,
+        groups: Sequence[Mapping[int, L1Object]],
+        end: int,
+        first_block: int,
+        block_ids: Sequence[Sequence[int]],
+    ) -> list[Copy]:
+        chunks, blocks = range(lookup.first, end), lookup.space.chunk_blocks
+        copies, loaded = load_plan(groups, chunks, blocks, first_block, block_ids, self.l1.arena.generations)
         if not lookup.renew():  # a pause longer than the lease, in the midst of this
             raise LeaseError("the lookup's leases have ended")
         self.used(lookup, loaded * lookup.space.spec.block_tokens)

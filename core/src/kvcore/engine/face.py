@@ -24,6 +24,18 @@ class StorePlan(NamedTuple):
     arena: str
 
 
+class Coming(NamedTuple):
+    """What a lookup will have found once the tiers have delivered what they said they have.
+
+    Args:
+        end: its answer then.
+        sources: its `sources` then.
+    """
+
+    end: int
+    sources: dict[str, int]
+
+
 class EngineLookup(Protocol):
     """One request's lookup.
 
@@ -88,6 +100,10 @@ class Engine(Protocol):
         of it, which may have them brought into L1 by then. Worth a call only where requests can wait. `asked`: whose
         they are, for traces."""
 
+    def coming(self, lookup: Any) -> Coming | None:
+        """Before the answer, once some of it is there: what it will be if nothing fails. None where that is not known:
+        while tiers are asked, with several groups or a window, or where several servers have to agree."""
+
     def retrieve(self, lookup: Any, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
         """The plan that loads an answered lookup's chunks into the engine's blocks.
 
@@ -98,6 +114,11 @@ class Engine(Protocol):
         `release` the lookup when every rank has copied. Raises `LeaseError` when the leases have ended: then nothing
         that was promised can be had any more, and the engine must compute it.
         """
+
+    def arrived(self, lookup: Any, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
+        """Instead of `retrieve`, for a lookup that has said what is `coming`: the plan of what has come since the last
+        call, in any order. With the first call after the answer all has come that will, which may be less than was
+        said. Arguments and errors as with `retrieve`."""
 
     def renew(self, lookup: Any) -> bool:
         """Start the time of the lookup's leases again. False when they have ended: look up again."""

@@ -3,12 +3,13 @@
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 
 from kvcore.api import LeaseError
 from kvcore.control import Fetch, Step, StorageManager, Want, unheard
-from kvcore.engine.face import EngineLookup
+from kvcore.engine.face import Coming, EngineLookup
 from kvcore.engine.space import Space
 from kvcore.l1 import L1Object, ObjectSpace, ReadLease
 from kvcore.l2 import Tier
@@ -25,7 +26,7 @@ class Lookup:
     Attributes:
         space: the model's space.
         first: index of the first chunk that the engine does not hold itself.
-        objects: per group, chunk index -> leased object.
+        objects: per group, chunk index -> leased object, in the order in which they came.
         sources: where found chunks were (`l1` or a tier's name) -> objects.
         misses: why the others were not -> objects.
         answer: what `poll` last said.
@@ -43,9 +44,11 @@ class Lookup:
         first: int,
         answered: "Callable[[Lookup, float], None]",
         each: bool = False,
+        on_coming: Callable[[], None] | None = None,
     ) -> None:
         """`tables`: L1's table of each group. `answered`: called with the lookup and its seconds, once. `each`: not the
-        prefix is wanted, but every chunk for itself; the answer then only says where the last of them ends."""
+        prefix is wanted, but every chunk for itself; the answer then only says where the last of them ends.
+        `on_coming`: called once `coming` has something to say, if it ever has."""
         self.space = space
         self.first = first
         self.objects: list[dict[int, L1Object]] = [{} for _ in space.groups]
@@ -58,6 +61,7 @@ class Lookup:
         self._l1 = manager.l1
         self._tables = tables
         self._answered = answered
+        self._on_coming = on_coming
         self._each = each
         self._prefix = space.windows == (None,) and not each
         self._hashes = hashes
@@ -67,6 +71,8 @@ class Lookup:
         self._lock = threading.Lock()
         self._released = False
         self._located_end: int | None = None  # of what is there, in L1 or a tier
+        self._coming: Coming | None = None
+        self._taken = 0
         self.answer: int | None = None
         self._done: threading.Event | None = None
 
@@ -115,6 +121,17 @@ class Lookup:
             return False
         renew = self._l1.renew
         return False not in [renew(lease) for lease in self._leases]  # every one, also after a False
+
+    def coming(self) -> Coming | None:
+        """See `Engine.coming`."""
+        return self._coming if self.answer is None and self.objects[0] else None
+
+    def take(self) -> dict[int, L1Object]:
+        """What has come since the last call: chunk -> object. Only of a lookup that has told what is coming."""
+        with self._lock:
+            fresh = list(self.objects[0].items())[self._taken :]
+            self._taken += len(fresh)
+        return dict(fresh)
 
     def wait(self, timeout_s: float) -> bool:
         """Is it answered? Waits at most `timeout_s`."""
@@ -197,6 +214,9 @@ class Lookup:
         end = self._worth(loads, end)
         refused = [(want, tier) for i, want, tier in loads if i >= end]
         loads = [load for load in loads if load[0] < end]
+        if self._prefix and loads:
+            self._coming = Coming(end, dict(Counter(self.sources) + Counter(tier.name for *_, tier in loads)))
+            self._tell_coming()
         for want, tier in refused:
             fetch.lost("slow_tier", 1, want, tier)
         for tier in dict.fromkeys(tier for _, tier in refused):
@@ -253,6 +273,13 @@ class Lookup:
         if late:
             self._l1.keep(lease)
             self._l1.end_read(lease)
+        else:
+            self._tell_coming()
+
+    def _tell_coming(self) -> None:
+        if self._on_coming is not None and self.coming() is not None:
+            self._on_coming()
+            self._on_coming = None
 
     @cached_property
     def _places(self) -> dict[bytes, int]:

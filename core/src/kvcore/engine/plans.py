@@ -1,9 +1,8 @@
 """Plans: which slot of the arena goes to which of an engine's blocks, and back."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress, repeat
 
-from kvcore.engine.lookup import Lookup
 from kvcore.l1 import L1Object
 from kvcore.transfer.plan import Blocks, Copy, copies_of
 
@@ -19,13 +18,21 @@ def chunk_blocks(block_ids: Sequence[int], begin: int, end: int, blocks: int) ->
 
 
 def load_plan(
-    lookup: Lookup, end: int, first_block: int, block_ids: Sequence[Sequence[int]], generations: Generations
+    groups: Sequence[Mapping[int, L1Object]],
+    chunks: range,
+    blocks: int,
+    first_block: int,
+    block_ids: Sequence[Sequence[int]],
+    generations: Generations,
 ) -> tuple[list[Copy], int]:
-    """What brings the chunks that a lookup has found before `end` into the engine's blocks from `first_block` on, and
-    how many blocks of a request that are."""
-    blocks = lookup.space.chunk_blocks
-    begin, copies, loaded = max(lookup.first, first_block // blocks), list[Copy](), 0
-    for group, objects in enumerate(lookup.objects):
+    """What brings the objects of these `chunks` into the engine's blocks from `first_block` on, and how many blocks of
+    a request that are.
+
+    Args:
+        groups: chunk -> object, per group. blocks: of each chunk.
+    """
+    begin, end, copies, loaded = max(chunks.start, first_block // blocks), chunks.stop, list[Copy](), 0
+    for group, objects in enumerate(groups):
         spans, firsts = chunk_blocks(block_ids[group], begin, end, blocks), [0] * (end - begin)
         if spans and first_block > begin * blocks:
             firsts[0] = first_block - begin * blocks

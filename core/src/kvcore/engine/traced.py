@@ -72,6 +72,7 @@ class TracedEngine(CacheEngine):
         on_answer: Callable[[], None] | None = None,
         each: bool = False,
         begin: int = 0,
+        on_coming: Callable[[], None] | None = None,
     ) -> Lookup:
         """See `CacheEngine.lookup`."""
         about: dict[str, Attribute] = _about(space, self.manager.config.tenants)
@@ -81,7 +82,7 @@ class TracedEngine(CacheEngine):
             waited.end({})
         search = _Search(span, on_answer)
         with within(span):
-            lookup = super().lookup(space, hashes, first, asked, search.answered, each, begin)
+            lookup = super().lookup(space, hashes, first, asked, search.answered, each, begin, on_coming)
         self._looked[lookup] = span
         search.made(lookup)
         return lookup

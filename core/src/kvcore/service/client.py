@@ -11,7 +11,7 @@ from typing import Any
 
 from kvcore.api import LeaseError, ObjectEvent, ObjectKey
 from kvcore.config import Config
-from kvcore.engine import ModelSpec, Space, StorePlan
+from kvcore.engine import Coming, ModelSpec, Space, StorePlan
 from kvcore.engine import space as spaces
 from kvcore.engine.lookup import count_answer, promised
 from kvcore.observe import Asked, Decision, Decisions, Metrics, Throttle
@@ -163,16 +163,33 @@ class RemoteEngine:
             who = None if asked is None else wire.who_of(asked, 0)
             link.tell(wire.Queued(space.id, len(front[0]), b"".join(front), who))
 
+    def coming(self, lookup: RemoteLookup) -> Coming | None:
+        """See `Engine.coming`."""
+        return lookup.coming if lookup.answer is None else None
+
     def retrieve(self, lookup: RemoteLookup, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
         """See `Engine.retrieve`."""
         end = promised(lookup)
         if end <= lookup.first:
             return []
+        return self._plan_loads(lookup, lookup.groups, first_block, block_ids)
+
+    def arrived(self, lookup: RemoteLookup, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
+        """See `Engine.arrived`."""
+        link = lookup.link
+        answer = link.ask(wire.Take(next(self._ids), lookup.id)) if link is not None else None
+        if not isinstance(answer, wire.Taken) or not wire.whole(answer.fresh, 0) or not lookup.renew():
+            raise LeaseError("the lookup's leases have ended")
+        return self._plan_loads(lookup, [answer.fresh], first_block, block_ids) if answer.fresh.slots else []
+
+    def _plan_loads(
+        self, lookup: RemoteLookup, groups: Sequence[wire.Slots], first_block: int, block_ids: Sequence[Sequence[int]]
+    ) -> list[Copy]:
         blocks, first = lookup.space.chunk_blocks, lookup.first
         make = Copy._make
         copies = []
         loaded = []
-        for g, (ids, found) in enumerate(zip(block_ids, lookup.groups, strict=True)):
+        for g, (ids, found) in enumerate(zip(block_ids, groups, strict=True)):
             slots, generations = wire.unpack_slots(found.slots), wire.unpack_slots(found.generations)
             indexes = wire.unpack_indexes(found.indexes) if found.indexes else range(len(slots))
             total = 0
@@ -187,7 +204,8 @@ class RemoteEngine:
         tokens = max(loaded) * lookup.space.spec.block_tokens  # a window holds only the last of them
         if not lookup.use(tokens):
             raise LeaseError("the lookup's leases have ended")
-        count_saved(self.metrics, tokens, lookup.sources)
+        coming = lookup.coming.sources if lookup.coming is not None else {}
+        count_saved(self.metrics, tokens, lookup.sources or coming)
         if lookup.decision is not None:
             lookup.decision.retrieved += tokens
         return copies
@@ -430,6 +448,10 @@ class RemoteEngine:
             lookup = self._waiting.pop(reply.id, None)
             if lookup is not None:
                 lookup.found(reply)
+        elif isinstance(reply, wire.Coming):
+            lookup = self._waiting.get(reply.id)
+            if lookup is not None:
+                lookup.coming = Coming(lookup.first + reply.chunks, reply.sources)
         elif isinstance(reply, wire.Registered):
             if (space := self._spaces.get(reply.id)) is not None:
                 space.namespace, space.refused = reply.namespace, bool(reply.refused)

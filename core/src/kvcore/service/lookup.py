@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kvcore.engine import Coming
 from kvcore.observe import Decision
 from kvcore.service import wire
 from kvcore.service.link import Link
@@ -24,6 +25,7 @@ class RemoteLookup:
         id: the server's name for it. link: the connection it was asked over, None when there was none.
         held: whether there are leases to release. decision: the record of it, or None.
         groups: where the objects are that can be retrieved, per group.
+        coming: what the server has said of the answer to come, see `Engine.coming`.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class RemoteLookup:
         self.held = True
         self.released = False
         self.groups: list[wire.Slots] = []
+        self.coming: Coming | None = None
         self._objects = count * len(space.groups)
         self._began = time.monotonic()
         self._leased = self._began  # leases are younger than this by the way to the server, never older

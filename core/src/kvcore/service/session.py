@@ -148,7 +148,8 @@ class Session:
             raise wire.ProtocolError(f"lookup {number} is one too many")
         who, answered = message.who, partial(self._answered, number)
         asked, begin = (None, 0) if who is None else (wire.asked_of(who), who.first)
-        lookup = self._engine.lookup(space, hashes, 0, asked, answered, message.each, begin)
+        coming = partial(self._later, partial(self._tell_coming, number))
+        lookup = self._engine.lookup(space, hashes, 0, asked, answered, message.each, begin, coming)
         self._lookups[number] = lookup
         self.waiting[number] = lookup
         if lookup.answer is None:
@@ -163,6 +164,12 @@ class Session:
         if space is not None:
             _bound(hashes, space)
             self._engine.queued(space, hashes, None if message.who is None else wire.asked_of(message.who))
+
+    def _tell_coming(self, number: int) -> None:
+        lookup = self.waiting.get(number)
+        coming = None if lookup is None else lookup.coming()
+        if coming is not None:  # else it has been answered since
+            self._connection.send(wire.Coming(number, coming.end, coming.sources))
 
     def _answered(self, number: int) -> None:
         """From any thread; on the server's, whoever asks sees it."""
@@ -191,6 +198,12 @@ class Session:
         lookup = self._lookups.get(message.lookup)
         if lookup is not None and self._engine.renew(lookup):
             self._engine.used(lookup, message.tokens)
+
+    def _take(self, message: wire.Take) -> None:
+        lookup = self._lookups.get(message.lookup)
+        fresh = {} if lookup is None or len(lookup.objects) != 1 else lookup.take()
+        indexes = wire.pack_indexes(list(fresh))
+        self._connection.send(wire.Taken(message.id, _packed(self._engine, indexes, [o.slot for o in fresh.values()])))
 
     def _release(self, message: wire.Release) -> None:
         self.waiting.pop(message.lookup, None)
@@ -306,6 +319,7 @@ _HANDLERS: dict[type, Callable[[Session, Any], None]] = {
     wire.Queued: Session._queued,
     wire.Hold: Session._hold,
     wire.Use: Session._use,
+    wire.Take: Session._take,
     wire.Release: Session._release,
     wire.Reserve: Session._reserve,
     wire.Publish: Session._publish,

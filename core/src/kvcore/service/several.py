@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from kvcore.api import ConfigError
+from kvcore.api import ConfigError, LeaseError
 from kvcore.engine import ModelSpec, Space, StorePlan
 from kvcore.engine.lookup import promised
 from kvcore.engine.parts import joined
@@ -169,6 +169,9 @@ class SeveralEngine:
     ) -> RemoteLookup:
         return self.parts[part].lookup(space.parts[part], hashes, first, asked)
 
+    def coming(self, lookup: SeveralLookup) -> None:
+        """See `Engine.coming`: not known before all servers have answered."""
+
     def retrieve(self, lookup: SeveralLookup, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
         """See `Engine.retrieve`."""
         end = promised(lookup)
@@ -183,6 +186,10 @@ class SeveralEngine:
                 loaded[copy.group] += len(copy.blocks)
             lookup.decision.retrieved += max(loaded.values(), default=0) * lookup.space.spec.block_tokens
         return joined(copies, len(lookup.space.groups))
+
+    def arrived(self, lookup: SeveralLookup, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
+        """See `Engine.arrived`: as `coming` never says anything, this is never called."""
+        raise LeaseError("several servers do not say what is coming: use `retrieve`")
 
     def renew(self, lookup: SeveralLookup) -> bool:
         """See `Engine.renew`."""

@@ -186,6 +186,13 @@ class Use(Request, tag="use"):
     tokens: Id
 
 
+class Take(Request, tag="take"):
+    """What has come since I asked last, for a lookup that has said what is coming? Answered by `Taken`."""
+
+    id: Id
+    lookup: Id
+
+
 class Release(Request, tag="release"):
     """End a lookup's leases. No answer."""
 
@@ -299,6 +306,22 @@ class Found(Reply, tag="found"):
     blame: str = ""
 
 
+class Coming(Reply, tag="coming"):
+    """Between `Searching` and `Found`, once some of it is there: how many `chunks` a lookup of one group will find if
+    nothing fails, and its sources then."""
+
+    id: int
+    chunks: int
+    sources: dict[str, int]
+
+
+class Taken(Reply, tag="taken"):
+    """Where that is what has come."""
+
+    id: int
+    fresh: Slots
+
+
 class Reserved(Reply, tag="reserved"):
     """A plan's slots, per group; `plan` is 0 when there are none."""
 
@@ -341,10 +364,10 @@ class Number(Reply, tag="number"):
 
 
 AnyRequest = (
-    Register | Forget | Find | Hold | Use | Release | Reserve | Publish | Prefilled | Exists | Delete | Clear | Drain
-    | News | Ping | Queued
+    Register | Forget | Find | Hold | Use | Take | Release | Reserve | Publish | Prefilled | Exists | Delete | Clear
+    | Drain | News | Ping | Queued
 )  # fmt: skip
-AnyReply = Registered | Searching | Found | Reserved | Told | There | Number
+AnyReply = Registered | Searching | Coming | Found | Taken | Reserved | Told | There | Number
 
 _preamble = msgspec.msgpack.Decoder(Preamble)
 _greeting = msgspec.msgpack.Decoder(Hello | Attach)

@@ -18,7 +18,8 @@ class VllmConfig(PluginConfig):
     load: Mode = "auto"
     """When cached KV is copied: `sync` before the step that needs it, `async` beside the steps, on a thread of the
     worker. `auto`: `sync` with vLLM's CPU backend and one KV cache group, where both would share the cores, else
-    `async`."""
+    `async`. With one group and anything but `sync`, what tiers deliver is copied beside the steps object by object, as
+    it comes."""
 
     save: Mode = "auto"
     """When computed KV is copied: `sync` at the end of its step, `async` beside the steps. `auto`: `sync` with vLLM's

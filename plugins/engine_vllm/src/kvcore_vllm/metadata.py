@@ -23,7 +23,11 @@ class Attach(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Fill these blocks of a request. `missing` are promised blocks that no copy fills: they count as failed."""
+    """Fill these blocks of a request. `missing` are promised blocks that no copy fills: they count as failed.
+
+    `beside` the steps, or inside this one. One beside them may come in parts, over several steps: the part that begins
+    it is its `first`, and that which ends it its `last`.
+    """
 
     id: int
     req_id: str
@@ -31,6 +35,9 @@ class Load(NamedTuple):
     copies: tuple[Copy, ...]
     blocks: frozenset[int]
     missing: frozenset[int] = frozenset()
+    beside: bool = False
+    first: bool = True
+    last: bool = True
 
 
 class Save(NamedTuple):
@@ -47,10 +54,9 @@ class Metadata(KVConnectorMetadata):  # type: ignore[misc]
     """One step's orders. `arena` is the token of the arena of now, "" while there is none; `attach` is how to reach it,
     once. `held` are finished requests whose blocks stay until their saves are done; `flush` are saves
     to end before this step touches any block; `idle` says that the step computes nothing; `want_layout` asks for the
-    workers' layouts, where vLLM did not bring them at start (under its MultiConnector). The first four are
+    workers' layouts, where vLLM did not bring them at start (under its MultiConnector). The first three are of
     `kvcore_vllm.modes.Modes`."""
 
-    load_async: bool = False
     save_async: bool = False
     load_layers: bool = False
     save_layers: bool = False

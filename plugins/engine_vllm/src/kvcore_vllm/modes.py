@@ -8,12 +8,14 @@ from kvcore_vllm.options import Options
 
 
 class Modes(NamedTuple):
-    """Are loads and saves asynchronous, and are they made layer by layer?"""
+    """Are loads and saves asynchronous, and are they made layer by layer? `load_early`: does vLLM give a request its
+    blocks while tiers still load for it, so that each object is copied when it comes?"""
 
     load_async: bool
     save_async: bool
     load_layers: bool
     save_layers: bool
+    load_early: bool
 
     def words(self) -> str:
         """For people."""
@@ -22,7 +24,8 @@ class Modes(NamedTuple):
             return ("async" if beside else "sync") + (", layer by layer" if layers else "")
 
         loads, saves = how(self.load_async, self.load_layers), how(self.save_async, self.save_layers)
-        return f"loads are {loads}; saves are {saves}"
+        early = ", from tiers as objects come" if self.load_early else ""
+        return f"loads are {loads}{early}; saves are {saves}"
 
 
 def resolve(options: Options, vllm_config: Any, groups: int) -> Modes:
@@ -49,4 +52,9 @@ def resolve(options: Options, vllm_config: Any, groups: int) -> Modes:
     save = options.save == "async" or (options.save == "auto" and not inline)
     auto = auto and not inline
     awaited = not vllm_config.kv_transfer_config.is_kv_consumer
-    return Modes(load, save, not load and (on or auto), on or (auto and awaited))
+    load_layers = not load and (on or auto)
+    # What is promised and then does not come is a failed load, which may fail no request.
+    transfer = vllm_config.kv_transfer_config
+    recomputed = options.on_load_failure == "recompute" or transfer.kv_load_failure_policy == "recompute"
+    early = groups == 1 and options.load != "sync" and not load_layers and recomputed
+    return Modes(load, save, load_layers, on or (auto and awaited), early)

@@ -15,8 +15,8 @@ class RequestState:
     """One request from its arrival to its end, preemptions included."""
 
     __slots__ = (
-        "asked", "awaited", "base", "gap", "hashes", "hit_sources", "kept", "load_failed", "loaded", "lookup", "noted",
-        "request", "save_failures", "saved", "saved_arena", "saves", "space", "tenant",
+        "asked", "awaited", "base", "early", "gap", "hashes", "hit_sources", "kept", "load_failed", "loaded", "lookup",
+        "noted", "request", "save_failures", "saved", "saved_arena", "saves", "space", "tenant",
     )  # fmt: skip
 
     def __init__(self, request: Any, space: Space, tenant: str) -> None:
@@ -29,6 +29,8 @@ class RequestState:
         """What another engine has promised and this one waits for."""
         self.base = 0
         """Tokens that vLLM held itself when the lookup was last answered."""
+        self.early = False
+        """That answer said what tiers still deliver."""
         self.loaded = False
         """Some of its tokens were promised to vLLM."""
         self.load_failed = False

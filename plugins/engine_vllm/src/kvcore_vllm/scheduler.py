@@ -12,12 +12,14 @@ from kvcore.engine import Asked, CacheEngine, EngineLookup
 from kvcore.service import open_engine
 from kvcore.service.client import RemoteEngine
 from kvcore_vllm import _compat, model_spec, modes
+from kvcore_vllm.arrivals import Arrivals
 from kvcore_vllm.events import KVEvents
 from kvcore_vllm.faults import Guarded, guarded, logger
 from kvcore_vllm.handover import FIRST_PAUSE_S, Handover
-from kvcore_vllm.metadata import Attach, Load, Metadata, Save, Tally, WorkerLayout, WorkerMetadata
+from kvcore_vllm.metadata import Attach, Load, Metadata, Save, WorkerLayout, WorkerMetadata
 from kvcore_vllm.options import Options
 from kvcore_vllm.pace import Pace
+from kvcore_vllm.plans import Plan, settle
 from kvcore_vllm.requests import RequestState
 from kvcore_vllm.spaces import MAX_TENANT, Spaces, tenant_of
 from kvcore_vllm.stats import Deltas, KVCoreStats
@@ -35,20 +37,6 @@ _COUNTS = (
     "kvcore_save_failures_total",
     "kvcore_refused_tenants_total",
 )
-
-
-class _Plan:
-    """A load or a save under way on the ranks."""
-
-    __slots__ = ("began", "failed", "first", "lookup", "ranks", "state")
-
-    def __init__(self, state: RequestState, first: int = 0, lookup: EngineLookup | None = None) -> None:
-        self.state = state
-        self.first = first
-        self.lookup = lookup
-        self.began = time.monotonic()
-        self.ranks = 0
-        self.failed = 0
 
 
 class SchedulerHalf(Guarded):
@@ -89,9 +77,10 @@ class SchedulerHalf(Guarded):
         self._waiting: dict[str, EngineLookup | None] = {}
         """What requests wait for: the answer of a lookup, or None, the time for the next one."""
         self._loads: list[Load] = []
+        self._arrivals = Arrivals(self.engine, self.fault, self._arrived)
         self._held: list[str] = []
-        self._load_plans: dict[int, _Plan] = {}
-        self._save_plans: dict[int, _Plan] = {}
+        self._load_plans: dict[int, Plan] = {}
+        self._save_plans: dict[int, Plan] = {}
         self._load_ids = itertools.count(1)
         self._pace = Pace()
         self._deltas = Deltas()
@@ -114,7 +103,7 @@ class SchedulerHalf(Guarded):
         for state in self._requests.values():
             self._drop_lookup(state)
         self._requests.clear()
-        self._close()
+        self._close()  # which ends the leases of loads under way, too
 
     # -- a request's load --------------------------------------------------------------------------------------------
 
@@ -152,6 +141,11 @@ class SchedulerHalf(Guarded):
                 return 0, False
             state.lookup = self.engine.lookup(space, tuple(hashes), first, self._asked(state))
         chunks = state.lookup.poll()
+        state.early = False
+        if chunks is None and self.modes.load_early:
+            coming = self.engine.coming(state.lookup)
+            if coming is not None:
+                chunks, state.early, state.hit_sources = coming.end, True, coming.sources
         if chunks is None:
             self._waiting[request.request_id] = state.lookup
             return None, False
@@ -161,8 +155,9 @@ class SchedulerHalf(Guarded):
             return None, False
         self._waiting.pop(request.request_id, None)
         state.base = held_tokens
-        tokens = self._end(request, chunks * space.chunk_tokens) - held_tokens
-        return (tokens, self.load_async) if tokens > 0 else (0, False)
+        beside = self.load_async or state.early
+        tokens = self._end(request, chunks * space.chunk_tokens, beside) - held_tokens
+        return (tokens, beside) if tokens > 0 else (0, False)
 
     @guarded(lambda: None)
     def allocated(self, request: Any, blocks: Any, tokens: int) -> None:
@@ -186,16 +181,21 @@ class SchedulerHalf(Guarded):
             assert state is not None
             assert state.lookup is not None
             lookup, state.lookup = state.lookup, None
-            self._load_plans[load_id] = _Plan(state, lookup=lookup)
-            state.hit_sources = dict(lookup.sources)
+            self._load_plans[load_id] = Plan(state, lookup=lookup)
             arena = lookup.arena
-            copies = tuple(self.engine.retrieve(lookup, begin, self._visible([g[:end] for g in ids])))
+            visible = self._visible([g[:end] for g in ids])
+            if state.early:
+                self._arrivals.add(load_id, request.request_id, lookup, begin, visible, promised)
+                return
+            state.hit_sources = dict(lookup.sources)
+            copies = tuple(self.engine.retrieve(lookup, begin, visible))
             if self._events is not None:
                 self._events.found(state, lookup.first, lookup.answer or 0)
         except Exception as error:
             self.fault("retrieve", error)
         missing = promised.difference(*(c.blocks for c in copies))
-        self._loads.append(Load(load_id, request.request_id, arena, copies, promised, missing))
+        beside = self.load_async or (state is not None and state.early)
+        self._loads.append(Load(load_id, request.request_id, arena, copies, promised, missing, beside))
 
     def hit_sources(self, request: Any, tokens: int) -> dict[Any, int]:
         """Where the loaded tokens came from, in vLLM's words."""
@@ -213,21 +213,22 @@ class SchedulerHalf(Guarded):
 
     def step(self, output: Any) -> Metadata:
         """The orders of one step."""
-        meta = Metadata(*self.modes, want_layout=not self._spaces)
+        _, save_async, load_layers, save_layers, _ = self.modes
+        meta = Metadata(save_async, load_layers, save_layers, want_layout=not self._spaces)
         self._follow(meta)
-        meta.loads, self._loads = self._loads, []
+        meta.loads, self._loads = self._loads + self._arrivals.parts(), []
         self._keep_media(output)
         self._plan_step(output, meta)
         meta.held, self._held = self._held, []
         meta.idle = not output.total_num_scheduled_tokens
         self._begin_step(output, meta)
-        if meta.idle and self._waiting:
-            self._rest(next(iter(self._waiting.values())))
+        if meta.idle and not meta.loads and (self._waiting or self._arrivals.next_lookup is not None):
+            self._rest(self._arrivals.next_lookup or next(iter(self._waiting.values())))
         return meta
 
     @guarded(lambda: None)
     def _begin_step(self, output: Any, meta: Metadata) -> None:
-        self._pace.begin(output, self._requests, loads=bool(meta.loads) and not self.load_async)
+        self._pace.begin(output, self._requests, loads=not all(load.beside for load in meta.loads))
 
     @guarded(lambda: None)
     def end_step(self) -> None:
@@ -309,7 +310,7 @@ class SchedulerHalf(Guarded):
             self._events.describe(state, first, last)
         if not plan.copies:
             return
-        self._save_plans[plan.id] = _Plan(state, first)
+        self._save_plans[plan.id] = Plan(state, first)
         if self.save_async:
             state.saves.add(plan.id)
         meta.saves.append(Save(plan.id, request.request_id, plan.arena, tuple(plan.copies)))
@@ -321,19 +322,19 @@ class SchedulerHalf(Guarded):
         if not isinstance(report, WorkerMetadata):
             return
         for load_id, tally in report.loads.items():
-            plan = _settle(self._load_plans, load_id, tally, self._ranks)
+            plan = settle(self._load_plans, load_id, tally, self._ranks)
             if plan is not None:
                 self._loaded(plan)
         # Workers drop what was computed in a step with a failed load: that says nothing about saving.
         dropped = any(tally.failed for tally in report.loads.values())
         for plan_id, tally in report.saves.items():
-            plan = _settle(self._save_plans, plan_id, tally, self._ranks)
+            plan = settle(self._save_plans, plan_id, tally, self._ranks)
             if plan is not None:
                 self._saved(plan_id, plan, dropped)
         if report.layouts and not self._spaces:
             self.set_layouts(report.layouts)
 
-    def _saved(self, plan_id: int, plan: _Plan, dropped: bool) -> None:
+    def _saved(self, plan_id: int, plan: Plan, dropped: bool) -> None:
         state = plan.state
         state.saves.discard(plan_id)
         if plan.failed:
@@ -347,7 +348,13 @@ class SchedulerHalf(Guarded):
         except Exception as error:
             self.fault("publish", error)
 
-    def _loaded(self, plan: _Plan) -> None:
+    @guarded(lambda: None)
+    def _arrived(self, req_id: str, lookup: EngineLookup) -> None:
+        state = self._requests.get(req_id)
+        if state is not None and self._events is not None:
+            self._events.found(state, lookup.first, lookup.answer or 0)
+
+    def _loaded(self, plan: Plan) -> None:
         if plan.failed:
             plan.state.load_failed = True
             self._counts["kvcore_load_failures_total"] += 1
@@ -365,6 +372,7 @@ class SchedulerHalf(Guarded):
         if state is None:
             return False, None
         self._drop_lookup(state)
+        self._arrivals.drop((request.request_id,))
         if state.saves:
             self._held.append(request.request_id)
         return bool(state.saves), self._handover.promise(state)
@@ -382,6 +390,7 @@ class SchedulerHalf(Guarded):
             self._drop_lookup(state)
             state.load_failed = True
             state.stop_saving()
+        self._arrivals.drop(self._requests)
         self._spaces.renew()
         if self._events is not None:
             self._events.clear()
@@ -454,9 +463,9 @@ class SchedulerHalf(Guarded):
             state.asked = _compat.asked_of(state.request)
         return state.asked
 
-    def _end(self, request: Any, tokens: int) -> int:
+    def _end(self, request: Any, tokens: int, beside: bool) -> int:
         """Where a hit of `tokens` ends: a load inside the step must leave a token to compute."""
-        if self.load_async:
+        if beside:
             return tokens
         return min(tokens, (int(request.num_tokens) - 1) // self._block * self._block)
 
@@ -477,13 +486,3 @@ class SchedulerHalf(Guarded):
             self.engine.release(lookup)
         except Exception as error:
             self.fault("release", error)
-
-
-def _settle(plans: dict[int, _Plan], plan_id: int, tally: Tally, ranks: int) -> _Plan | None:
-    """The plan, once every rank has ended it."""
-    plan = plans.get(plan_id)
-    if plan is None:
-        return None
-    plan.ranks += tally.ranks
-    plan.failed += tally.failed
-    return plans.pop(plan_id) if plan.ranks >= ranks else None

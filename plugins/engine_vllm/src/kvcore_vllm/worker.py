@@ -46,6 +46,8 @@ class WorkerHalf(Guarded):
         self._hooked = True
         self._report = WorkerMetadata()
         self._bad_blocks: set[int] = set()
+        self._lost: dict[int, set[int]] = {}
+        """Loads of which parts could not begin -> the blocks of these."""
         self._recved: set[str] = set()
         self._failed_recv: set[str] = set()
         self._held: set[str] = set()
@@ -81,7 +83,7 @@ class WorkerHalf(Guarded):
     def begin(self, meta: Metadata) -> None:
         """Before any block is written: end the saves whose blocks may now belong to another request."""
         self._spoilt = False
-        self._arenas.begin([*meta.loads, *meta.saves])
+        self._arenas.begin([*(load for load in meta.loads if load.first), *meta.saves])
         if meta.attach is not None:
             self._objects = meta.attach.layouts
             self._part = _part(meta.attach)
@@ -100,26 +102,33 @@ class WorkerHalf(Guarded):
         """
         if not meta.loads:
             return
-        todo = list(meta.loads)
+        beside = [job for job in meta.loads if job.beside]
+        inside = [job for job in meta.loads if not job.beside]
         try:
-            if meta.load_layers and self._hooked and _compat.tells_layers(forward, self._layers[0]):
-                self._ahead = LoadsAhead(self._loader, todo, self._layers[0], self._event())
-                todo = []
-                return
-            event = self._event() if meta.load_async else None
-            while todo:
-                if meta.load_async:
-                    self._copier.submit("load", todo[0], event)
-                else:
-                    self._loaded(todo[0], self._copy_in(todo[0]))
-                del todo[0]
-            if not meta.load_async:
+            event = self._event() if beside else None
+            while beside:
+                self._copier.submit("load", beside[0], event, last=beside[0].last)
+                del beside[0]
+            if inside and meta.load_layers and self._hooked and _compat.tells_layers(forward, self._layers[0]):
+                self._ahead = LoadsAhead(self._loader, inside, self._layers[0], self._event())
+                inside = []
+            whole = bool(inside)
+            while inside:
+                self._loaded(inside[0], self._copy_in(inside[0]))
+                del inside[0]
+            if whole:
                 self._synchronize()
         finally:
-            for job in todo:
-                self._loaded(job, set(job.blocks))
-                if meta.load_async:
-                    self._recved.add(job.req_id)
+            for job in [*beside, *inside]:
+                self._unstarted(job)
+
+    def _unstarted(self, job: Load) -> None:
+        if not job.last:
+            self._lost[job.id] = self._lost.get(job.id, set()) | job.blocks
+            return
+        self._loaded(job, set(job.blocks))
+        if job.beside:
+            self._recved.add(job.req_id)
 
     @property
     def loading(self) -> bool:
@@ -235,6 +244,7 @@ class WorkerHalf(Guarded):
         return KVCoreStats(data=counts)
 
     def _loaded(self, job: Load, bad: set[int]) -> None:
+        bad = bad | self._lost.pop(job.id, set())
         self._arenas.end(job)
         self._tally(self._report.loads, job.id, not bad)
         if bad:

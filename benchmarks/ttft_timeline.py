@@ -28,7 +28,8 @@ COLOURS = {
     "check and decode": "#e08e0b", "copy in": "#2e9e5b", "empty step": "#e4e4e4", "step": "#f3b1a9",
     "forward": "#d1495b", "sample": "#8c2f39",
 }  # fmt: skip
-LANES = ("scheduler", "tiers", "worker", "worker's copies")
+BESIDE_STEPS = "worker's copies"
+LANES = ("scheduler", "tiers", "worker", BESIDE_STEPS)
 WIDTH, LEFT, ROW = 1000, 120, 16
 
 
@@ -79,7 +80,7 @@ def run(job: dict[str, Any], out: Path) -> list[Request]:
     out.mkdir(parents=True)
     path = out / "job.json"
     path.write_text(json.dumps({**job, "out": str(out / "answers.jsonl")}))
-    search = os.pathsep.join(map(str, (HERE, HERE.parent / "examples" / "demo")))
+    search = os.pathsep.join([str(HERE), str(HERE.parent / "examples" / "demo"), os.environ.get("PYTHONPATH", "")])
     with (out / "engine.log").open("w") as log:
         code = subprocess.run(
             [sys.executable, __file__, "--child", str(path)],
@@ -101,7 +102,7 @@ def read(files: Iterable[Path]) -> list[Span]:
             if name in ("ask", "token"):
                 lane = "client"
             elif thread == "kvcore-copy":
-                lane = "worker's copies"
+                lane = BESIDE_STEPS
             elif name in ("read", "check and decode"):
                 lane = "tiers"
             else:
@@ -137,15 +138,20 @@ def parts(request: Request) -> dict[str, float]:
     step = next(s for s in request.named("step") if s.end >= copied[-1].end)
     sampled = next(s for s in request.named("sample") if s.begin >= step.begin)
     loaded = max((s.end for s in request.named("read", "check and decode")), default=looked.end)
-    begun = min(step.begin, copied[0].begin)
+    if copied[0].lane == BESIDE_STEPS:  # and beside reading: what is waited for is the rest of them
+        begun, copies = step.begin, max(0.0, copied[-1].end - loaded)
+        heard, computed = begun - loaded - copies, sampled.end - begun
+    else:
+        begun, copies = min(step.begin, copied[0].begin), sum(s.end - s.begin for s in copied)
+        heard, computed = begun - loaded, sampled.end - begun - copies
     found = {
         "the request reaches the scheduler": looked.begin - request.begin,
         "lookup": looked.end - looked.begin,
         "reading, checking, decoding": loaded - looked.end,
-        "the scheduler hears of it, plans, and tells the worker": begun - loaded,
-        "copies into the engine's blocks": sum(s.end - s.begin for s in copied),
+        "copies into the engine's blocks, once all is read": copies,
+        "the scheduler hears of it, plans, and tells the worker": heard,
+        STEP: computed,
     }
-    found[STEP] = sampled.end - begun - found["copies into the engine's blocks"]
     found["the token reaches the client"] = request.end - sampled.end
     return {name: seconds for name, seconds in found.items() if seconds}
 
@@ -181,13 +187,13 @@ def table(columns: dict[str, Request], copy: float) -> str:
     over = [f"{r.seconds / floor:.2f}" for r, floor in zip(columns.values(), floors, strict=True)]
     lines.append(f"| first token / floor | {' | '.join(over)} |")
     busy = {name: [_union(r.named(*what)) for what in BESIDE] for name, r in columns.items()}
-    for i, title in enumerate(("reads alone", "checks and decoding alone", "both, beside each other")):
+    for i, title in enumerate(("reads", "checks and decoding", "copies", "all three, beside each other")):
         lines.append(f"| {title} | {' | '.join(_ms(times[i]) for times in busy.values())} |")
     return "\n".join(lines)
 
 
 STEP = "the engine's step: what is left of the prompt"
-BESIDE = (("read",), ("check and decode",), ("read", "check and decode"))
+BESIDE = (("read",), ("check and decode",), ("copy in",), ("read", "check and decode", "copy in"))
 
 
 def _ms(seconds: float | None) -> str:

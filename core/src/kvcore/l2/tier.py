@@ -30,7 +30,8 @@ START_S = 10.0
 CLOSE_S = 5.0
 _QUIET, _QUIET_S = 3, 0.01
 """So often in a row, at this distance, nobody is at work in a tier that is to be closed."""
-_WORTH_BYTES = 1 << 20
+_ROUNDS = ((4, 8 << 20), (2, 1 << 20), (1, 0))
+"""Rounds of batches, and the bytes from which a batch of so many is worth its own call."""
 _PROBE = [ObjectKey(bytes(16), bytes(32), 0)]
 """A key that nobody stores."""
 
@@ -199,11 +200,12 @@ class Tier:
             logger.warning("tier %s: close failed: %s", self.name, error)
 
     def batch_size(self, objects: int, nbytes: int) -> int:
-        """Into how large batches to cut `objects` of `nbytes`: enough of them to keep the storage busy, twice as many
-        where a batch is still worth its own call."""
-        share = -(-objects // (2 * self.concurrency))
-        if share * nbytes < _WORTH_BYTES:
-            share = -(-objects // self.concurrency)
+        """Into how large batches to cut `objects` of `nbytes`: enough of them to keep the storage busy, and more rounds
+        of as many where a batch is still worth its own call: what one has brought is used while the next is read."""
+        for rounds, worth in _ROUNDS:
+            share = -(-objects // (rounds * self.concurrency))
+            if share * nbytes >= worth:
+                break
         return max(1, min(share, (32 << 20) // max(1, nbytes)))
 
     def pieces(self, batch: Sequence[T], nbytes: int) -> list[Sequence[T]]:

@@ -17,7 +17,7 @@ from kvcore.control.loop import LoopThread
 from kvcore.control.residents import Residents
 from kvcore.control.store import StoreController
 from kvcore.l1 import L1, L1Object, ObjectSpace, ReadLease, WriteLease
-from kvcore.l2 import Tier, Transfer
+from kvcore.l2 import Parcel, Tier
 from kvcore.observe import Journal
 
 PROBE_BYTES = 32 << 20
@@ -229,7 +229,7 @@ class Fetcher:
         """Load into the slots of `lease` and publish; what did not come, with the reason: chunk hash -> word."""
         begun = time.perf_counter()
         try:
-            loads = await tier.load([Transfer(o.key, (self._l1.view(o),), layout) for o in mine])
+            loads = await tier.load([Parcel(o.key, (self._l1.view(o),), layout) for o in mine])
         except BaseException:
             self._l1.finish_write(lease, ok=False)
             raise

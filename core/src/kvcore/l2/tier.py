@@ -6,7 +6,17 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
-from kvcore.api import BlockingStorage, Entry, Failed, ObjectKey, Storage, StorageUnavailable, Usage
+from kvcore.api import (
+    BlockingStorage,
+    Entry,
+    Failed,
+    LoadOutcome,
+    ObjectKey,
+    Storage,
+    StorageUnavailable,
+    StoreOutcome,
+    Usage,
+)
 from kvcore.l2.bounded import BoundedCalls
 from kvcore.l2.breaker import Breaker
 from kvcore.l2.buffers import StagingPool
@@ -14,13 +24,13 @@ from kvcore.l2.calls import Calls
 from kvcore.l2.capacity import Capacity
 from kvcore.l2.codec import Codec
 from kvcore.l2.loading import Loader
+from kvcore.l2.parcels import Moved, Parcel
 from kvcore.l2.record import Record
 from kvcore.l2.speed import LoadSpeed
-from kvcore.l2.stack import Stack
 from kvcore.l2.storing import Storer
 from kvcore.l2.threads import DeadlineExceeded, Threads, ignore_error
 from kvcore.l2.told import Told
-from kvcore.l2.transfer import Loads, Stores, Transfer
+from kvcore.l2.tools import Tools
 from kvcore.l2.turns import Turns
 from kvcore.observe import Metrics, logger
 
@@ -100,8 +110,8 @@ class Tier:
         self.breaker = Breaker(self._changed)
         self._record = Record(name, metrics, self.breaker, useful_s)
         staging = StagingPool(8 * self.concurrency)
-        stack = Stack(codec, self._calls, staging, self._record, self._on_thread, self.delete)
-        self._loader, self._storer = Loader(storage, stack), Storer(stack)
+        tools = Tools(codec, self._calls, staging, self._record, self._on_thread, self.delete)
+        self._loader, self._storer = Loader(storage, tools), Storer(tools)
         metrics.set("tier_open", 1, name)
 
     async def open(self) -> None:
@@ -235,13 +245,13 @@ class Tier:
         self.breaker.success("exists")
         return found
 
-    async def load(self, wanted: Sequence[Transfer], held: Callable[[], bool] = lambda: True) -> Loads:
+    async def load(self, wanted: Sequence[Parcel], held: Callable[[], bool] = lambda: True) -> Moved[LoadOutcome]:
         """Bring objects into their payloads, checked and decoded.
 
         Args:
             held: asked just before the payloads' memory is used: may it still be written? False loads nothing.
         """
-        down = Loads([Failed("the circuit breaker is open", "tier_down")] * len(wanted))
+        down: Moved[LoadOutcome] = Moved([Failed("the circuit breaker is open", "tier_down")] * len(wanted))
         if not wanted or not self.usable:
             return down
         begun = time.perf_counter()
@@ -254,15 +264,15 @@ class Tier:
                     return down
 
     async def store(
-        self, given: Sequence[Transfer], held: Callable[[], bool] = lambda: True, since: float | None = None
-    ) -> Stores:
+        self, given: Sequence[Parcel], held: Callable[[], bool] = lambda: True, since: float | None = None
+    ) -> Moved[StoreOutcome]:
         """Encode objects and write them.
 
         Args:
             held: asked once the checksums are made: are the payloads still what the caller gave? False stores nothing.
             since: when they began to wait, by `time.perf_counter`. Default: now.
         """
-        down = Stores([Failed("the circuit breaker is open", "tier_down")] * len(given))
+        down: Moved[StoreOutcome] = Moved([Failed("the circuit breaker is open", "tier_down")] * len(given))
         if not given or not self.usable:
             return down
         since = since or time.perf_counter()

@@ -6,6 +6,7 @@ from typing import Any
 
 from kvcore.api import Failed, LoadOutcome, Missing, ObjectKey, StoreOutcome
 from kvcore.l2.parcels import Moved, Outcome, Parcel
+from kvcore.l2.record import word_of
 from kvcore.l2.tier import Tier
 from kvcore.observe.spans import CURRENT, OpenSpan, within
 
@@ -61,16 +62,10 @@ class TracedTier(Tier):
 
 def _end(span: OpenSpan, batch: Sequence[Parcel], outcomes: Sequence[LoadOutcome | StoreOutcome]) -> None:
     nbytes = sum(t.nbytes for t, o in zip(batch, outcomes, strict=False) if not isinstance(o, Failed | Missing))
-    counts = Counter(map(_word, outcomes))
+    counts = Counter(map(word_of, outcomes))
     for outcome in outcomes:
         if isinstance(outcome, Failed):
             span.error = span.error or outcome.reason
     if not outcomes:
         span.error = span.error or "it was given up"
     span.end({"kvcore.bytes": nbytes, **{f"kvcore.objects.{word}": count for word, count in counts.items()}})
-
-
-def _word(outcome: LoadOutcome | StoreOutcome) -> str:
-    if isinstance(outcome, Failed):
-        return outcome.kind
-    return "missing" if isinstance(outcome, Missing) else "ok"

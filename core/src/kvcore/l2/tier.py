@@ -96,15 +96,15 @@ class Tier:
         self._threads = threads
         self._opened = False
         self._closed = False
-        self._calling = 0
+        self._callers = 0
         self._memory: memoryview | None = None
         self._healing: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[None] | None = None
         self._metrics = metrics
         self.concurrency = self._calls.concurrency
         """So many calls its storage takes at once."""
-        self._slots = Turns(self.concurrency)
-        self._loads = Turns(2 * self.concurrency)  # some are read while others are decoded
+        self._turns = Turns(self.concurrency)
+        self._load_turns = Turns(2 * self.concurrency)  # some are read while others are decoded
         self._always = always
         self._speed = LoadSpeed()
         self.breaker = Breaker(self._changed)
@@ -173,23 +173,23 @@ class Tier:
         give_up = time.monotonic() + 2 * self._timeout_s
         quiet = 0
         while quiet < _QUIET and time.monotonic() < give_up:  # a caller may stand between `exists` and `load`
-            quiet = 0 if self._calling else quiet + 1
+            quiet = 0 if self._callers else quiet + 1
             await asyncio.sleep(_QUIET_S)
         self._closed = True
 
     @contextmanager
-    def _call(self) -> Iterator[None]:
-        self._calling += 1
+    def _at_work(self) -> Iterator[None]:
+        self._callers += 1
         try:
             yield
         finally:
-            self._calling -= 1
+            self._callers -= 1
 
     @asynccontextmanager
     async def _turn(self, who: bytes, since: float) -> AsyncIterator[None]:
         """One of the calls that the storage takes at once, to load what has waited `since` then. Raises `_NotUsable`:
         the breaker may open while it waits."""
-        async with self._slots.turn(who):
+        async with self._turns.turn(who):
             self._metrics.observe("tier_wait_seconds", time.perf_counter() - since, self.name, "load")
             if not self.usable:
                 raise _NotUsable
@@ -236,7 +236,7 @@ class Tier:
         if not keys:
             return []
         try:
-            with self._call():
+            with self._at_work():
                 answer = await self._calls.exists(keys, min(self._useful_s, self._timeout_s))
             found = [bool(x) and k not in self._record.unreadable for k, x in zip(keys, answer, strict=True)]
         except Exception as error:
@@ -255,9 +255,9 @@ class Tier:
         if not wanted or not self.usable:
             return down
         begun = time.perf_counter()
-        with self._call():
+        with self._at_work():
             who = wanted[0].key.namespace
-            async with self._loads.turn(who):
+            async with self._load_turns.turn(who):
                 try:
                     return await self._loader.load(wanted, held, self._turn(who, begun))
                 except _NotUsable:
@@ -276,8 +276,8 @@ class Tier:
         if not given or not self.usable:
             return down
         since = since or time.perf_counter()
-        with self._call():
-            async with self._slots.turn(given[0].key.namespace):
+        with self._at_work():
+            async with self._turns.turn(given[0].key.namespace):
                 self._metrics.observe("tier_wait_seconds", time.perf_counter() - since, self.name, "store")
                 return await self._storer.store(given, held) if self.usable else down
 
@@ -319,7 +319,7 @@ class Tier:
         if not isinstance(self._calls, BoundedCalls) or not self._opened or not self.usable:
             return
         try:
-            with self._call():
+            with self._at_work():
                 gone = await self._calls.expire()
         except Exception as error:
             self._record.failed("delete", 1, error)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvcore.api import ConfigError
 from kvcore.cli import main
 from kvcore.engine import CacheEngine
 from kvcore.observe.decisions import salt_word
@@ -73,6 +74,38 @@ def test_no_view_and_no_line_of_the_log_shows_a_salt(
     assert f"tenant {SHOWN}: namespace" in caplog.text
     assert f"'tenant': '{SHOWN}'" in caplog.text
     assert SALT not in caplog.text
+
+
+def test_a_tenant_that_is_given_a_quota_is_named_by_that_and_in_no_log(
+    opened: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    engine = opened()
+    space = engine.register(spec(), "bob")
+    put(engine, space, hashes(3))
+    contents(engine, space, hashes(3))
+    (cache,) = caches()
+    hidden = f"#{salt_word('bob')}"
+
+    def shown() -> set[str]:
+        return {r["tenant"] for r in ask(cache, "/requests")["requests"]}
+
+    assert shown() == {hidden}
+    with pytest.raises(ConfigError, match="there is no place 'tape'"):
+        engine.set_quotas("bob", {"l1": 1 << 20, "tape": 1})
+    assert shown() == {hidden}
+    engine.set_quotas("bob", {"l1": 1 << 20})
+    engine.set_quotas("bob", {})
+    assert shown() == {"bob"}
+    engine.register(spec("another"), "bob")
+    assert main(["clear", "--tenant", hidden]) == 0  # as it is in the log
+    assert hidden in caplog.text
+    assert "bob" not in caplog.text
+    assert "bob" not in ask(cache, "/metrics")
+    engine.set_quotas("bob", {"l1": None})  # none of its own any more
+    engine.set_quotas("alice", {"l1": None})  # the configuration names it all the same
+    assert shown() == {hidden}
+    assert engine.manager.named_tenants == {"alice"}
 
 
 def test_after_a_restart_tiers_are_cleared_of_a_tenant_that_has_not_come_again(

@@ -98,7 +98,7 @@ class Subject:
 
     def tenant(self, name: str) -> str:
         """A tenant as it is shown, see `tenant_shown`."""
-        return tenant_shown(name, self.config.tenants)
+        return tenant_shown(name, self.config.tenants if self.manager is None else self.manager.named_tenants)
 
     @property
     def specs(self) -> dict[bytes, ModelSpec]:

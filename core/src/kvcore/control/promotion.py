@@ -44,7 +44,7 @@ class Promotion:
         """Copy those objects that tiers want, of those `found`, and have them written. When it ends, the payloads are
         the caller's again."""
         fits = (self._room_bytes - self._waiting_bytes) // found[0].nbytes
-        chosen = {key for _, wanted in wanting for key in (t.key for t in wanted)}
+        chosen = {t.key for _, wanted in wanting for t in wanted}
         taken = [t for t in found if t.key in chosen][: max(0, fits)]
         copies = {}
         if taken:

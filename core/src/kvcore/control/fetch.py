@@ -165,7 +165,7 @@ class Fetcher:
         for (tier, space), members in groups.items():
             delivery = deliveries.setdefault(tier, _Delivery())
             pieces = tier.pieces(members, space.nbytes)
-            tasks += [self._loop.spawn(self._batch(fetch, tier, piece, delivery)) for piece in pieces]
+            tasks += [self._loop.spawn(self._batch(fetch, tier, piece, delivery, awaited)) for piece in pieces]
         if tasks:
             await asyncio.wait(tasks)
         for tier, delivery in deliveries.items():
@@ -182,7 +182,7 @@ class Fetcher:
         self._l1.keep(lease)
         self._l1.end_read(lease)
 
-    async def _batch(self, fetch: Fetch, tier: Tier, wants: Sequence[Want], delivery: _Delivery) -> None:
+    async def _batch(self, fetch: Fetch, tier: Tier, wants: Sequence[Want], delivery: _Delivery, awaited: bool) -> None:
         space = wants[0].space
         others = [f for w in wants if (f := self._inflight.get((space, w.chunk_hash)))]
         hashes = [w.chunk_hash for w in wants]
@@ -215,7 +215,7 @@ class Fetcher:
             for want, source in zip(again, sources, strict=True):
                 if source is None:
                     fetch.lost(failed[want.chunk_hash], 1, want, tier)
-            await self.load(fetch, again, sources)
+            await self.load(fetch, again, sources, awaited=awaited)
 
     async def _fill(
         self,

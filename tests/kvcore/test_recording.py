@@ -151,7 +151,7 @@ def test_what_the_cache_forgot_before_it_was_read_is_counted(config: Path) -> No
     assert followed.read() == []
     engine.close()
     assert followed.read() == []
-    assert "is gone" in followed.gone
+    assert "was closed" in followed.gone
 
 
 def test_a_servers_recording_has_the_fronts_that_its_engines_held_themselves() -> None:

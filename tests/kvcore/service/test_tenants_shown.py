@@ -127,3 +127,31 @@ def test_after_a_restart_tiers_are_cleared_of_a_tenant_that_has_not_come_again(
     assert "forgotten: 0 objects of l1, 3 objects of disk" in capsys.readouterr().out
     assert contents(engine, engine.register(spec(), SALT), hashes(3)) == []
     assert contents(engine, engine.register(spec()), hashes(2)) == [1, 2]
+
+
+def test_store_ls_says_whose_a_namespace_is_as_far_as_caches_here_know(
+    opened: Open, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def listed(*words: str) -> str:
+        assert main(["store", "ls", "--config", str(folder / "kvcore.yaml"), *words]) == 0
+        return capsys.readouterr().out
+
+    def known() -> dict[str, tuple[str | None, str | None]]:
+        (tier,) = json.loads(listed("--json"))["tiers"]
+        return {n["namespace"]: (n["model"], n["tenant"]) for n in tier["namespaces"]}
+
+    engine = opened()
+    nobodys, alices, salted = (engine.register(spec(), tenant) for tenant in ("", "alice", SALT))
+    for space in (nobodys, alices, salted):
+        put(engine, space, hashes(2))
+    assert engine.drain() == 0
+    for space in (alices, salted):
+        assert contents(engine, space, hashes(2)) == [1, 2]
+    names = [space.namespace.hex() for space in (nobodys, alices, salted)]
+    assert known() == dict(zip(names, [("m", ""), ("m", "alice"), ("m", SHOWN)], strict=True))
+    assert sorted(line.split("  ")[-1] for line in listed().splitlines()[2:5]) == ["m", f"m, {SHOWN}", "m, alice"]
+    engine.close()
+    assert known() == dict(zip(names, [("m", ""), (None, None), (None, None)], strict=True))
+    assert [line.split("  ")[-1] for line in listed().splitlines()[2:5]].count("-") == 2
+    (folder / "run" / "namespaces.jsonl").unlink()
+    assert set(known().values()) == {(None, None)}

@@ -93,7 +93,7 @@ class Cache:
         return [] if self.journal is None else self.journal.of(chunk_hash, namespace)
 
     @property
-    def policies(self) -> dict[str, str]:
+    def writes(self) -> dict[str, str]:
         """Tier -> its `write:`."""
         if self.manager is None:
             return {}

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_engine import FULL, WINDOW, contents, hashes, opened, put, spec
 
-from kvcore.control.admission import ENOUGH, FAVOUR, PROBE_S, LoadAdmission, Step
+from kvcore.control.admission import ENOUGH, FAVOUR, MODELS, PROBE_S, LoadAdmission, Step
 from kvcore.engine import CacheEngine, Space
 from kvcore.l2.speed import ENOUGH as LOADS
 from kvcore.l2.speed import REACH, LoadSpeed
@@ -184,6 +184,18 @@ def test_steps_of_few_tokens_say_little_about_the_speed() -> None:
         made.prefilled("m", 16, 0.02)  # 800 a second: the step's fixed cost
         made.prefilled("m", 8192, 0.4)
     assert made.speed("m") == pytest.approx(20480)
+
+
+def test_of_ever_new_models_the_speeds_of_the_latest_are_known() -> None:
+    made = admission()
+    for n in range(3 * MODELS):
+        made.prefilled("m", 1000, 10.0)
+        for _ in range(ENOUGH):
+            made.prefilled(n, 1000, 1.0)
+    assert made.speed("m") == pytest.approx(100.0)
+    assert made.speed(0) is None
+    assert made.speed(3 * MODELS - 1) == pytest.approx(1000.0)
+    assert len(made._steps) == len(made._speeds) == MODELS
 
 
 def test_garbage_is_no_speed() -> None:

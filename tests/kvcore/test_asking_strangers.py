@@ -1,13 +1,16 @@
 """What answers behind a socket may be anything: no command shows a traceback, waits for ever or fills the memory."""
 
 import json
+import os
 import re
+import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -249,3 +252,42 @@ def test_a_recording_has_the_end_of_one_beside_one_that_hangs(
     lengths = [len(json.loads(line)["hash_ids"]) for line in out.read_text().splitlines()]
     assert lengths == [1, 7]
     assert "aaa-1 " in capsys.readouterr().err
+
+
+def test_a_recording_ends_while_one_hangs_and_says_so(
+    engine: CacheEngine, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kvcore.service.inspect.ask", partial(ask, timeout_s=0.3))
+    out = folder / "t.jsonl"
+    hangs, over = threading.Event(), threading.Event()
+    space = engine.register(spec())
+
+    def answers(asking: socket.socket) -> None:
+        if hangs.is_set():
+            over.wait(PATIENCE_S)
+        nothing = {"kind": "engine", "address": "", "oldest": 1, "newest": 0, "requests": []}
+        asking.sendall(JSON + b"\r\n" + json.dumps(nothing).encode())
+
+    def lines(count: int) -> None:
+        give_up = time.monotonic() + PATIENCE_S
+        while not out.exists() or len(out.read_text().splitlines()) < count:
+            assert time.monotonic() < give_up
+            engine.release(engine.lookup(space, hashes(1), asked=Asked("r", 1)))
+            time.sleep(0.1)
+
+    def end() -> None:
+        try:
+            lines(1)
+            hangs.set()
+            lines(len(out.read_text().splitlines()) + 30)  # of more than two seconds: it holds up nobody
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with stranger(folder, answers), ThreadPoolExecutor() as pool:
+        ended = pool.submit(end)
+        assert main(["record", str(out)]) == 0
+        ended.result()
+        over.set()
+    assert re.search(
+        r"aaa-1 has not answered for \d+ s: see .*; what it was asked since is not", capsys.readouterr().err
+    )

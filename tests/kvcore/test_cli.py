@@ -717,6 +717,20 @@ def test_an_interrupt_is_one_line_wherever_it_comes(module, words, act):
     assert (done.returncode, done.stderr) == (130, "kvcore: interrupted\n")
 
 
+def test_an_interrupt_in_the_midst_of_an_import_makes_no_panic():
+    """This module pydantic's compiled part imports itself, and panics where that fails."""
+    code = INTERRUPTS.format(module="datetime", words=["doctor"], act=RAISED)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "kvcore: interrupted\n")
+
+
+def test_an_import_that_hangs_is_interrupted():
+    hangs = f"import kvcore.cli, time; kvcore.cli.HOLD_S = 0.2; {RAISED}; [time.sleep(0.01) for _ in iter(int, 1)]"
+    code = INTERRUPTS.format(module="pydantic", words=["doctor"], act=hangs)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "kvcore: interrupted\n")
+
+
 def test_doctor_does_not_take_an_interrupt_for_a_finding(capsys, monkeypatch):
     def changed():
         raise ValueError("SchemaError: Error building `literal` serializer:\n  KeyboardInterrupt: ")

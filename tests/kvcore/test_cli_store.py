@@ -37,6 +37,7 @@ def place_of_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No variables of ours, an own working folder, and in it two tiers on disk: `disk` below `a`, and `b`."""
     for name in [n for n in os.environ if n.startswith("KVCORE_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("KVCORE_RUN_DIR", str(tmp_path / "run"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kvcore.yaml").write_text(CONFIG)
     (tmp_path / "b").mkdir()
@@ -94,7 +95,8 @@ def test_ls_json(tmp_path: Path, store: Callable[..., Answer]) -> None:
     assert (first["tier"], first["storage"], first["objects"], first["bytes"]) == ("disk", "disk", 7, 7 * 12288)
     one, two = first["namespaces"]
     assert one.pop("last_used_s") == pytest.approx(time.time(), abs=60)
-    assert one == {"namespace": ONE.hex(), "objects": 5, "bytes": 5 * 12288, "groups": 1}
+    nobody = {"model": None, "tenant": None}
+    assert one == {"namespace": ONE.hex(), "objects": 5, "bytes": 5 * 12288, "groups": 1, **nobody}
     assert two["namespace"] == TWO.hex()
     assert second["namespaces"] == []
     status, found, _ = store("ls", "--namespace", TWO.hex(), "--tier", "disk")

@@ -33,7 +33,7 @@ from kvcore.config import load_config
 from kvcore.control import StorageManager
 from kvcore.engine import Asked, CacheEngine, GroupSpec, ModelSpec
 from kvcore.l1 import L1, Arena
-from kvcore.l2 import Tier, Transfer, frame
+from kvcore.l2 import Parcel, Tier, frame
 from kvcore.l2.codec import Codec
 from kvcore.l2.threads import Threads
 from kvcore.observe import Metrics
@@ -323,7 +323,7 @@ def test_a_tier_touches_each_byte_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame, "checksum", counted)
     monkeypatch.setattr(Threads, "submit", noted)
     memory = [memoryview(bytearray(nbytes)) for _ in range(count)]
-    transfers = [Transfer(ObjectKey(bytes(16), bytes([i]) * 32), (m,), layout) for i, m in enumerate(memory)]
+    parcels = [Parcel(ObjectKey(bytes(16), bytes([i]) * 32), (m,), layout) for i, m in enumerate(memory)]
     shelf = Shelf()
 
     async def both() -> None:
@@ -332,12 +332,12 @@ def test_a_tier_touches_each_byte_once(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         await tier.open()
         handed.clear()
-        stored = await tier.store(transfers)
+        stored = await tier.store(parcels)
         assert all(isinstance(o, Stored) for o in stored.outcomes)
         assert (handed, sum(summed)) == (["_encode", "store"], count * nbytes)
         handed.clear()
         summed.clear()
-        loaded = await tier.load(transfers)
+        loaded = await tier.load(parcels)
         assert all(isinstance(o, Loaded) for o in loaded.outcomes)
         assert (handed, sum(summed)) == (["load"], count * nbytes)
         await tier.close()

@@ -1,6 +1,8 @@
 """Tenants in L1: a state machine beside plain books, and what each right means."""
 
+import gc
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -9,6 +11,8 @@ from l1_tenants_model import PAGES, MixedSizesMachine, TenantsMachine
 from kvcore.builtin.eviction_lru import LruPolicy
 from kvcore.l1 import L1, Arena, ObjectSpace
 from kvcore.l1.allocator import ALIGN
+from kvcore.l1.pools import Pool
+from kvcore.l1.spaces import L1Object
 from kvcore.tenants import Division
 from kvcore.tenants.shares import IDLE_S
 
@@ -120,3 +124,28 @@ def test_spaces_that_nobody_holds_are_forgotten(arena: Arena, division: Division
     assert l1.free_bytes == PAGES * ALIGN
     if division is not None:
         assert set(l1.tenants()) == {"a", "k"}
+
+
+def test_what_is_on_record_of_a_tenant_that_is_forgotten_keeps_nothing_else_of_it(arena: Arena) -> None:
+    """The record of what became of objects has them as they are, long after all else of their tenants has gone."""
+    record: list[L1Object] = []
+    l1 = L1(arena, lru(), division=Division({}, None, lru), on_left=lambda what, reason, left: record.extend(left))
+    before = len(of_type(LruPolicy)), len(of_type(Pool))
+    for i in range(1000):
+        space = l1.space(b"%016d" % i, 0, ALIGN, f"salt {i}")
+        put(l1, space, names(1, i))
+        l1.clear(space.namespace)
+    l1._few_spaces = 0
+    assert len(l1.forget(lambda s: False)) == 1000
+    assert [o.key.namespace for o in record] == [b"%016d" % i for i in range(1000)]
+    assert (len(of_type(LruPolicy)), len(of_type(Pool))) == before
+    assert put(l1, space, names(1)) == 1, "who comes late finds no room"
+    assert l1.reserve_each(space, names(1))[1] == [None]
+    assert l1.tenants() == {}
+    assert l1.others().pinned == 0
+    assert l1.free_bytes == PAGES * ALIGN
+
+
+def of_type(kind: type) -> list[Any]:
+    gc.collect()
+    return [o for o in gc.get_objects() if type(o) is kind]

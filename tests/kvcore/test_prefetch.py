@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from test_engine import FULL, WINDOW, contents, hashes, put, spec
 
-from kvcore.api import Brought
+from kvcore.api import Brought, ObjectKey
+from kvcore.builtin.memory import MemoryStorage
 from kvcore.engine import CacheEngine, Space
 
 SOON_S = 30.0
@@ -185,6 +186,27 @@ def test_a_tier_that_fails_is_let_be(opened: Callable[..., CacheEngine], tmp_pat
     engine.prefetcher.bring(space.namespace, keys[:4], "test")
     until(lambda: engine.stats().get('kvcore_prefetch_skipped_total{cause="test",reason="failed"}') == 2)
     assert engine.prefetcher.brought("test") == Brought()
+
+
+def test_what_one_tier_has_lost_and_another_brings_is_awaited_by_nobody(opened: Callable[..., CacheEngine]) -> None:
+    engine = opened("[{storage: memory}, {storage: memory}]")
+    space = engine.register(spec())
+    keys = stored(engine, space, hashes(8))
+    first, second = engine.manager.tiers
+    load, idle = second.load, list[bool]()
+    assert isinstance(first.storage, MemoryStorage)
+    exists = first.storage.exists
+    first.storage.exists = lambda asked: [True for _ in exists(asked)]  # type: ignore[method-assign]
+    first.storage.delete([ObjectKey(space.namespace, key, 0) for key in keys])
+
+    async def seen(*args: Any) -> Any:
+        idle.append(engine.manager.fetcher.idle.is_set())
+        return await load(*args)
+
+    second.load = seen  # type: ignore[method-assign]
+    engine.prefetcher.bring(space.namespace, keys, "test")
+    until(lambda: resident(engine, space, keys) == 8)
+    assert set(idle) == {True}
 
 
 def test_what_cannot_be_brought_is_refused(opened: Callable[..., CacheEngine], monkeypatch: Any) -> None:

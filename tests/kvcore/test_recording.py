@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def test_what_the_cache_forgot_before_it_was_read_is_counted(config: Path) -> No
     assert followed.read() == []
     engine.close()
     assert followed.read() == []
-    assert "is gone" in followed.gone
+    assert "was closed" in followed.gone
 
 
 def test_a_servers_recording_has_the_fronts_that_its_engines_held_themselves() -> None:
@@ -300,6 +301,69 @@ def test_the_last_requests_of_a_cache_that_closes_are_recorded(config: Path, fol
             engine.close()
     assert len(lines(out)[-1]["hash_ids"]) == 7
     assert said["missed"] == 0
+
+
+ONE = """
+import sys
+from kvcore.engine import Asked
+from kvcore.service import open_engine
+from kvcore.testing.chunks import hashes, spec
+engine = open_engine(sys.argv[1], name="stopped")
+space = engine.register(spec())
+print(flush=True)
+for line in sys.stdin:
+    lookup = engine.lookup(space, hashes(int(line)), asked=Asked("r", 1))
+    lookup.wait(20)
+    engine.release(lookup)
+"""
+
+
+def test_one_that_is_stopped_holds_up_nobody_and_is_recorded_on_when_it_runs(
+    engine: CacheEngine, config: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kvcore.service.inspect.ask", lambda cache, path: told(cache, path, timeout_s=0.5))
+    space = engine.register(spec())
+    out = folder / "trace.jsonl"
+
+    def lengths() -> list[int]:
+        return [len(line["hash_ids"]) for line in lines(out)] if out.exists() else []
+
+    def until_recorded(asked: Callable[[], object], length: int) -> None:
+        give_up = time.monotonic() + PATIENCE_S
+        while length not in lengths():
+            assert time.monotonic() < give_up
+            asked()
+            time.sleep(0.1)
+
+    command = [sys.executable, "-c", ONE, str(config)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()  # it is open
+
+        def happens() -> None:
+            try:
+                until_recorded(lambda: process.stdin.write("1\n"), 1)
+                process.send_signal(signal.SIGSTOP)
+                until_recorded(lambda: ask(engine, space, hashes(2)), 2)
+                ask(engine, space, hashes(3))
+                until_recorded(lambda: None, 3)
+                process.send_signal(signal.SIGCONT)
+                until_recorded(lambda: process.stdin.write("4\n"), 4)
+            finally:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        with ThreadPoolExecutor() as pool:
+            try:
+                happened = pool.submit(happens)
+                assert main(["record", str(out)]) == 0
+                happened.result()
+            finally:
+                process.kill()
+    err = capsys.readouterr().err
+    assert re.search(rf"stopped-{process.pid} did not answer for \d+ s: what it still had of that time is", err)
+    assert "were forgotten" not in err
+    assert "is not recorded" not in err
 
 
 def test_a_cache_that_nobody_records_closes_without_waiting(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

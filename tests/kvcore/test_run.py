@@ -39,6 +39,8 @@ class Toy(EngineIntegration):
         return "toy serve MODEL"
 
     def launch(self, request):
+        if "interrupted" in request.words:
+            import acme_interrupted
         told = {"via": request.via, "role": request.role, "config": request.config, "values": dict(request.values),
                 "l1": request.l1_bytes}
         added = ("--cache", json.dumps(told))
@@ -89,6 +91,14 @@ def test_it_becomes_the_engine(tmp_path):
     adds, runs = err.splitlines()[0], err.splitlines()[1]
     assert adds == f"kvcore adds: --cache {shlex.quote(words[5])}"
     assert runs.startswith("kvcore runs: TOY='it'\"'\"'s here' ")
+
+
+def test_an_interrupt_while_the_last_modules_are_imported_is_not_lost(site):
+    """It comes again a little later, when the process would be the engine's."""
+    (site / "acme_interrupted.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    process = start("toy", "--", "interrupted")
+    out, err = process.communicate(timeout=LONG_S)
+    assert (out, process.returncode, err.splitlines()[-1]) == ("", 130, "kvcore: interrupted")
 
 
 def test_signals_are_the_engines():

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvcore.l2.threads import MAX_STUCK, PoolExhausted, Threads
+from kvcore.l2.threads import MAX_STUCK, DeadlineExceeded, Threads
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -150,7 +150,7 @@ def test_exhaustion_and_recovery() -> None:
             await until(lambda call=call: call.state == "running")
             assert threads.abandon(call)
             hung.append(call.settled)
-        with pytest.raises(PoolExhausted, match=f"pool: {MAX_STUCK} calls hang"):
+        with pytest.raises(DeadlineExceeded, match=f"pool: {MAX_STUCK} calls hang"):
             threads.submit(time.sleep, 0)
         gate.set()
         await asyncio.wait(hung)
@@ -168,7 +168,7 @@ def test_close_lets_running_calls_end_and_takes_no_more() -> None:
         running = threads.submit(gate.wait, 30)
         await until(lambda: running.state == "running")
         threads.close()
-        with pytest.raises(PoolExhausted, match="pool: closed"):
+        with pytest.raises(DeadlineExceeded, match="pool: closed"):
             threads.submit(time.sleep, 0)
         gate.set()
         assert await running.settled is True

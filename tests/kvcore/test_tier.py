@@ -31,7 +31,7 @@ from kvcore.api import (
     Stored,
 )
 from kvcore.builtin.eviction_lru import LruPolicy
-from kvcore.l2 import HEADER_BYTES, Capacity, Codec, Threads, Tier, Transfer
+from kvcore.l2 import HEADER_BYTES, Capacity, Codec, Parcel, Threads, Tier
 from kvcore.l2.breaker import FAILURES, FIRST_PAUSE_S, LONGEST_PAUSE_S, Breaker
 from kvcore.l2.threads import MAX_STUCK
 from kvcore.observe import Metrics
@@ -71,14 +71,14 @@ class Bench:
         self.tier.breaker._clock = lambda: self.now
 
     async def store(self, *numbers: int, **kwargs: Any) -> list[Any]:
-        stores = await self.tier.store([Transfer(key(i), (payload(i),), LAYOUT) for i in numbers], **kwargs)
+        stores = await self.tier.store([Parcel(key(i), (payload(i),), LAYOUT) for i in numbers], **kwargs)
         assert stores.settled is None
         return stores.outcomes
 
     async def load(self, *numbers: int) -> list[Any]:
         """Outcomes; what is `Loaded` has been compared with what was stored."""
         into = [memoryview(bytearray(NBYTES)) for _ in numbers]
-        loads = await self.tier.load([Transfer(key(i), (b,), LAYOUT) for i, b in zip(numbers, into, strict=True)])
+        loads = await self.tier.load([Parcel(key(i), (b,), LAYOUT) for i, b in zip(numbers, into, strict=True)])
         assert loads.settled is None
         for i, buffer, outcome in zip(numbers, into, loads.outcomes, strict=True):
             if isinstance(outcome, Loaded):
@@ -169,7 +169,7 @@ def test_lossy() -> None:
         bench = Bench(DictStorage(), [Halve(), Zip()])
         await bench.store(1)
         into = memoryview(bytearray(NBYTES))
-        loads = await bench.tier.load([Transfer(key(1), (into,), LAYOUT)])
+        loads = await bench.tier.load([Parcel(key(1), (into,), LAYOUT)])
         assert kinds(loads.outcomes) == ["Loaded"]
         assert into == bytes(b & 0xF0 for b in payload(1))
 
@@ -455,7 +455,7 @@ def test_too_large_for_the_storage() -> None:
         bench = Bench(DictStorage(), [Zip()])
         bench.storage.max_object_bytes = HEADER_BYTES + 100
         noise = memoryview(bytearray(b"".join(i.to_bytes(2, "little") for i in range(NBYTES // 2))))
-        given = [Transfer(key(i), (p,), LAYOUT) for i, p in ((1, payload(1)), (2, noise), (3, payload(3)))]
+        given = [Parcel(key(i), (p,), LAYOUT) for i, p in ((1, payload(1)), (2, noise), (3, payload(3)))]
         assert kinds((await bench.tier.store(given)).outcomes) == ["Stored", "too_large", "Stored"]
         assert set(bench.storage.objects) == {key(1), key(3)}
 
@@ -651,7 +651,7 @@ def test_a_serde_that_hangs_is_left_behind_at_the_deadline(side: str) -> None:
         await bench.store(1)
         real = getattr(serde, side)
         setattr(serde, side, lambda *args: (let_go.wait(20), real(*args))[1])
-        moved = [Transfer(key(2 if side == "encode" else 1), (memoryview(bytearray(payload(1))),), LAYOUT)]
+        moved = [Parcel(key(2 if side == "encode" else 1), (memoryview(bytearray(payload(1))),), LAYOUT)]
         begun = time.monotonic()
         done: Any = await (bench.tier.store(moved) if side == "encode" else bench.tier.load(moved))
         assert time.monotonic() - begun < 20 * TIMEOUT_S
@@ -670,7 +670,7 @@ def test_those_who_wait_for_a_slow_storage_are_let_go_when_it_is_found_down() ->
         gate = Gate("load")
         bench = Bench(DictStorage(gate), timeout_s=TIMEOUT_S)  # two calls at once
         begun = time.monotonic()
-        wanted = [Transfer(key(i), (payload(i),), LAYOUT) for i in range(40)]
+        wanted = [Parcel(key(i), (payload(i),), LAYOUT) for i in range(40)]
         outcomes = await asyncio.gather(*(bench.tier.load([one]) for one in wanted))
         took = time.monotonic() - begun
         assert took < 10 * TIMEOUT_S, "they queued for one deadline each"
@@ -694,7 +694,7 @@ def test_a_blocking_load_that_hangs(chain: list[Serde]) -> None:
         gate = bench.storage.on_call = Gate("load")
         into = memoryview(bytearray(NBYTES))
         begun = time.monotonic()
-        loads = await bench.tier.load([Transfer(key(1), (into,), LAYOUT)])
+        loads = await bench.tier.load([Parcel(key(1), (into,), LAYOUT)])
         assert TIMEOUT_S * 0.9 < time.monotonic() - begun < 20 * TIMEOUT_S
         assert kinds(loads.outcomes) == ["timeout"]
         assert bench.count("load", "timeout") == 1
@@ -730,15 +730,15 @@ def test_while_a_load_hangs_the_next_are_not_lent_their_memory() -> None:
         await bench.store(1, 2)
         bench.storage.on_call = gate
         into = [memoryview(bytearray(NBYTES)) for _ in range(2)]
-        first = await bench.tier.load([Transfer(key(1), (into[0],), LAYOUT)])
-        second = await bench.tier.load([Transfer(key(2), (into[1],), LAYOUT)])
+        first = await bench.tier.load([Parcel(key(1), (into[0],), LAYOUT)])
+        second = await bench.tier.load([Parcel(key(2), (into[1],), LAYOUT)])
         assert first.settled is not None
         assert second.settled is None
         gate.open.set()
         await asyncio.wait((first.settled,))
         await asyncio.wait_for(until(lambda: bench.tier.stuck_s is None), 5)
         assert into == [payload(1), bytes(NBYTES)]
-        third = await bench.tier.load([Transfer(key(2), (into[1],), LAYOUT)])
+        third = await bench.tier.load([Parcel(key(2), (into[1],), LAYOUT)])
         assert kinds(third.outcomes) == ["Loaded"]
 
     run(main())
@@ -752,7 +752,7 @@ def test_a_blocking_store_that_hangs(chain: list[Serde]) -> None:
         gate = Gate("store")
         bench = Bench(DictStorage(gate), chain, timeout_s=TIMEOUT_S)
         given = payload(1)
-        stores = await bench.tier.store([Transfer(key(1), (given,), LAYOUT)])
+        stores = await bench.tier.store([Parcel(key(1), (given,), LAYOUT)])
         assert kinds(stores.outcomes) == ["timeout"]
         assert stores.settled is not None
         bench.storage.on_call = None
@@ -776,7 +776,7 @@ def test_a_call_that_never_got_a_thread_lets_go_at_once() -> None:
         await until(lambda: gate.inside == 2)
         waiting = asyncio.ensure_future(bench.tier._calls._call(bench.storage.load, []))
         bench.tier._calls._timeout_s = TIMEOUT_S / 3
-        late = await bench.tier.load([Transfer(key(1), (payload(1),), LAYOUT)])
+        late = await bench.tier.load([Parcel(key(1), (payload(1),), LAYOUT)])
         assert kinds(late.outcomes) == ["timeout"]
         assert late.settled is None
         waiting.cancel()
@@ -820,7 +820,7 @@ def test_an_async_load_that_will_not_be_cancelled() -> None:
         bench.storage.on_call = lambda method: stubborn()
         into = memoryview(bytearray(NBYTES))
         begun = time.monotonic()
-        loads = await bench.tier.load([Transfer(key(1), (into,), LAYOUT)])
+        loads = await bench.tier.load([Parcel(key(1), (into,), LAYOUT)])
         assert time.monotonic() - begun < TIMEOUT_S + 2
         assert kinds(loads.outcomes) == ["timeout"]
         assert loads.settled is None
@@ -851,7 +851,7 @@ def test_an_async_load_on_a_thread_never_writes_into_the_slot_after_the_deadline
 
         bench = Bench(OnThreads(), timeout_s=TIMEOUT_S)
         into = memoryview(bytearray(NBYTES))
-        assert kinds((await bench.tier.load([Transfer(key(1), (into,), LAYOUT)])).outcomes) == ["timeout"]
+        assert kinds((await bench.tier.load([Parcel(key(1), (into,), LAYOUT)])).outcomes) == ["timeout"]
         let_go.set()
         await asyncio.sleep(0.3)
         assert into == bytes(NBYTES)
@@ -877,10 +877,10 @@ def test_exhaustion_and_recovery() -> None:
         gate = Gate("load", "exists")
         bench = Bench(DictStorage(gate), timeout_s=TIMEOUT_S)
         bench.tier.breaker.failure = lambda op, cause: None  # or it would spare the storage
-        loads = [await bench.tier.load([Transfer(key(i), (payload(i),), LAYOUT)]) for i in range(MAX_STUCK)]
+        loads = [await bench.tier.load([Parcel(key(i), (payload(i),), LAYOUT)]) for i in range(MAX_STUCK)]
         assert [each.settled is not None for each in loads] == [True] + [False] * (MAX_STUCK - 1)
         begun = time.monotonic()
-        refused = await bench.tier.load([Transfer(key(1), (payload(1),), LAYOUT)])
+        refused = await bench.tier.load([Parcel(key(1), (payload(1),), LAYOUT)])
         assert time.monotonic() - begun < TIMEOUT_S  # at once
         assert kinds(refused.outcomes) == ["timeout"]
         assert f"{MAX_STUCK} calls hang" in refused.outcomes[0].reason
@@ -919,7 +919,7 @@ def test_a_payload_that_changes_while_it_is_written_is_found_out() -> None:
                 given[:] = payload(2)
 
         bench = Bench(DictStorage(overwrite))
-        await bench.tier.store([Transfer(key(1), (given,), LAYOUT)])
+        await bench.tier.store([Parcel(key(1), (given,), LAYOUT)])
         assert kinds(await bench.load(1)) == ["corrupt"]
 
     run(main())
@@ -992,7 +992,7 @@ def test_close_while_a_call_hangs() -> None:
     async def main() -> None:
         gate = Gate("load")
         bench = Bench(DictStorage(gate), timeout_s=TIMEOUT_S)
-        loads = await bench.tier.load([Transfer(key(1), (payload(1),), LAYOUT)])
+        loads = await bench.tier.load([Parcel(key(1), (payload(1),), LAYOUT)])
         begun = time.monotonic()
         await bench.tier.close()
         assert time.monotonic() - begun < 20 * TIMEOUT_S
@@ -1006,14 +1006,14 @@ def test_close_while_a_call_hangs() -> None:
 SCRIPT = """
 import asyncio, threading
 from toys import DictStorage, LAYOUT, key, payload
-from kvcore.l2 import Codec, Threads, Tier, Transfer
+from kvcore.l2 import Codec, Threads, Tier, Parcel
 from kvcore.observe import Metrics
 
 async def main():
     storage = DictStorage(lambda method: threading.Event().wait())
     tier = Tier("t", storage, Codec([], {}.get), threads=Threads("c", 1), timeout_s=0.1, metrics=Metrics())
     for i in range(5):
-        loads = await tier.load([Transfer(key(i), (payload(i),), LAYOUT)])
+        loads = await tier.load([Parcel(key(i), (payload(i),), LAYOUT)])
     await tier.close()
 
 asyncio.run(main())

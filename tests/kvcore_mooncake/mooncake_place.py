@@ -1,7 +1,7 @@
 """A real pool: a master and holders. Makes storages over it, moves objects, and looks at it past them."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -9,11 +9,12 @@ from typing import Any, Self
 
 from kvcore.api import Context, Failed, Item, Loaded, Missing, ObjectKey
 from kvcore.testing.driver import Driver
-from kvcore.testing.memory import Room, content, make_key, source
+from kvcore.testing.memory import Room, content, source
 from kvcore.testing.servers import Server
 from kvcore.testing.servers.mooncake import MooncakeHolder, MooncakeMaster
 from kvcore_mooncake.config import MooncakeConfig
 from kvcore_mooncake.storage import MooncakeStorage
+from moved import eventually
 
 MIB = 1 << 20
 
@@ -59,10 +60,6 @@ def names(driver: Driver, keys: Sequence[ObjectKey]) -> list[str]:
     return driver.storage._names(keys)
 
 
-def keys_of(count: int) -> list[ObjectKey]:
-    return [make_key(i) for i in range(count)]
-
-
 def body(key: ObjectKey, nbytes: int = 100_000) -> bytes:
     """What is stored under a key."""
     return content(key, nbytes)
@@ -91,14 +88,6 @@ def freeze(server: Server) -> None:
     server.freeze()
     tasks = Path(f"/proc/{server.pid}/task")
     eventually(lambda: all(f.read_text().rpartition(")")[2].split()[0] == "T" for f in tasks.glob("*/stat")))
-
-
-def eventually(true: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Wait until it is."""
-    give_up = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < give_up, f"it did not come true within {timeout_s:g} s"
-        time.sleep(0.1)
 
 
 @contextmanager

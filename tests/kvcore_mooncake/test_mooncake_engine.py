@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
-from mooncake_place import Pool, eventually, freeze, within
+from mooncake_place import Pool, freeze, within
 
 from kvcore.engine import CacheEngine, Space
 from kvcore.testing.chunks import CHUNKS, contents, hashes, publish, put, spec
+from moved import eventually
 
 pytestmark = pytest.mark.usefixtures("private")
 

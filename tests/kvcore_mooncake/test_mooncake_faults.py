@@ -9,26 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from mooncake_place import (
-    MIB,
-    Pool,
-    RawClient,
-    body,
-    eventually,
-    freeze,
-    get,
-    keys_of,
-    make_storage,
-    names,
-    put,
-    within,
-)
+from mooncake_place import MIB, Pool, RawClient, body, freeze, get, make_storage, names, put, within
 
 from kvcore.api import Failed, Item, StorageError, StorageUnavailable
 from kvcore.testing.driver import Driver
 from kvcore.testing.memory import Room, aligned
 from kvcore.testing.servers import free_port
 from kvcore.testing.servers.mooncake import MooncakeHolder
+from moved import eventually, keys_of
 
 pytestmark = pytest.mark.usefixtures("private")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mooncake_place import MIB, Pool, RawClient, body, eventually, get, keys_of, names, put
+from mooncake_place import MIB, Pool, RawClient, body, get, names, put
 
 from kvcore.api import MISSING, Context, Entry, Failed, Item, Loaded, ObjectKey, StorageError, Stored
 from kvcore.testing.driver import Driver
@@ -16,6 +16,7 @@ from kvcore.testing.servers import free_port
 from kvcore_mooncake.config import MooncakeConfig
 from kvcore_mooncake.session import Session
 from kvcore_mooncake.storage import MooncakeStorage
+from moved import eventually, keys_of
 
 pytestmark = pytest.mark.usefixtures("private")
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 import trustme
-from redis_place import connections, eventually, get, keys_of, kind, make_redis, opened, put
+from redis_place import connections, make_redis, opened, put
 
 from kvcore.api import StorageError
 from kvcore.testing.memory import source
 from kvcore.testing.servers import Server, ServerError, free_port, listens
 from kvcore.testing.servers.proxy import Proxy
 from kvcore.testing.servers.redis import RedisServer
+from moved import eventually, get, keys_of, kind
 
 SECRET = "hunter2"
 README = Path(__file__).parents[2] / "plugins" / "storage_redis" / "README.md"

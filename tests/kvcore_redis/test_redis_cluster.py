@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 import redis
 from redis.crc import key_slot
-from redis_place import connections, eventually, get, keys_of, kind, make_redis, nodes, opened, put, takes
+from redis_place import connections, make_redis, nodes, opened, put
 
 from kvcore.api import ObjectKey, StorageError
 from kvcore.testing.memory import make_key, source
 from kvcore.testing.servers.redis import SLOTS, RedisCluster, RedisServer
 from kvcore_redis.node import FIRST_REST_S, Rest
+from moved import eventually, get, keys_of, kind, takes
 
 KEYS = keys_of(60)
 TIMEOUT_S = 0.5

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from redis_place import eventually
 
 from kvcore.api import ObjectKey, PluginError
 from kvcore.engine import CacheEngine, Space
 from kvcore.l2.bounded import RELIST_S
 from kvcore.testing.chunks import CHUNKS, contents, hashes, publish, put, spec
 from kvcore.testing.servers.redis import RedisServer
+from moved import eventually
 
 
 def opened(tmp_path: Path, server: RedisServer, options: str = "", tier: str = "") -> CacheEngine:

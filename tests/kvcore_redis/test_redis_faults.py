@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from redis_place import connections, eventually, get, keys_of, kind, make_redis, nodes, opened, put, takes
+from redis_place import connections, make_redis, nodes, opened, put
 
 from kvcore.api import Item, StorageError, Stored
 from kvcore.testing.driver import Driver
@@ -15,6 +15,7 @@ from kvcore.testing.memory import Room, content, make_key, source
 from kvcore.testing.servers import free_port
 from kvcore.testing.servers.proxy import Proxy
 from kvcore.testing.servers.redis import RedisServer
+from moved import eventually, get, keys_of, kind, takes
 
 TIMEOUT_S = 0.5
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from redis_place import connections, eventually, get, keys_of, kind, make_redis, opened, put
+from redis_place import connections, make_redis, opened, put
 
 from kvcore.api import Item, Loaded, ObjectKey, Stored, Usage
 from kvcore.testing.memory import Room, aligned, content, make_key, source
@@ -13,6 +13,7 @@ from kvcore.testing.servers.redis import RedisCluster, RedisServer
 from kvcore_redis.config import RedisConfig
 from kvcore_redis.storage import MAX_OBJECT_BYTES
 from kvcore_redis.stream import Stream
+from moved import eventually, get, keys_of, kind
 
 
 @pytest.fixture

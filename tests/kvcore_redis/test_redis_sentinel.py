@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from redis_place import connections, eventually, get, keys_of, kind, make_redis, nodes, opened, put, takes
+from redis_place import connections, make_redis, nodes, opened, put
 
 from kvcore.api import StorageError
 from kvcore.testing.memory import source
 from kvcore.testing.servers import free_port
 from kvcore.testing.servers.redis import RedisServer, SentinelServer
+from moved import eventually, get, keys_of, kind, takes
 
 KEYS = keys_of(20)
 

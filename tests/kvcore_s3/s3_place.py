@@ -1,24 +1,22 @@
 """Storages over a server of the tests, and what the tests ask of them."""
 
 import functools
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import boto3
 from botocore.config import Config
 
-from kvcore.api import Context, Failed, Loaded, Missing, ObjectKey, Stored
+from kvcore.api import Context, ObjectKey, Stored
 from kvcore.testing.driver import Driver
-from kvcore.testing.memory import Room, content, make_key, source
+from kvcore.testing.memory import content, source
 from kvcore.testing.servers.s3 import ACCESS_KEY, SECRET_KEY
 from kvcore_s3.config import S3Config
 from kvcore_s3.storage import S3Storage
+from moved import kind
 
 BUCKET = "kvtest"
-SLACK = 5.0
 
 
 def options(endpoint: str, **changed: Any) -> dict[str, Any]:
@@ -61,46 +59,7 @@ def name_of(key: ObjectKey, prefix: str = "kvcore") -> str:
     return f"{prefix}/{namespace}/{group}-{digest}"
 
 
-def keys_of(count: int) -> list[ObjectKey]:
-    return [make_key(i) for i in range(count)]
-
-
 def put(driver: Driver, keys: Sequence[ObjectKey], nbytes: int = 10_000) -> list[str]:
     """Store an object for each key, whose content depends on the key: `ok`, or the kind of failure."""
     outcomes = driver.store([source(key, content(key, nbytes), (4096,)) for key in keys])
     return ["ok" if isinstance(outcome, Stored) else kind(outcome) for outcome in outcomes]
-
-
-def get(driver: Driver, keys: Sequence[ObjectKey], nbytes: int = 10_000) -> list[str]:
-    """Load all keys in one batch: `ok`, `missing` or the kind of failure. What is loaded must be right."""
-    rooms = [Room(nbytes, (4096,)) for _ in keys]
-    outcomes = driver.load([room.item(key) for room, key in zip(rooms, keys, strict=True)])
-    found = []
-    for key, room, outcome in zip(keys, rooms, outcomes, strict=True):
-        if isinstance(outcome, Loaded):
-            assert bytes(room.view[: outcome.nbytes]) == content(key, nbytes), "bytes of another object, or torn"
-        found.append(kind(outcome))
-    return found
-
-
-def kind(outcome: object) -> str:
-    if isinstance(outcome, Failed):
-        return outcome.kind
-    return "missing" if isinstance(outcome, Missing) else "ok"
-
-
-@contextmanager
-def takes(at_least_s: float, at_most_s: float) -> Iterator[None]:
-    """The body takes so long; the upper bound is `SLACK` times as high, for busy machines."""
-    begun = time.monotonic()
-    yield
-    took = time.monotonic() - begun
-    assert at_least_s <= took <= at_most_s * SLACK, f"{took:.2f} s"
-
-
-def eventually(check: Callable[[], object], within_s: float = 20.0) -> None:
-    """`check()` becomes true."""
-    give_up = time.monotonic() + within_s
-    while not check():
-        assert time.monotonic() < give_up, f"not within {within_s:g} s"
-        time.sleep(0.05)

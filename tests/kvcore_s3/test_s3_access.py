@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trustme
 from pydantic import ValidationError
-from s3_place import BUCKET, get, keys_of, make_s3, opened, options, prefix_of, put, raw_client
+from s3_place import BUCKET, make_s3, opened, options, prefix_of, put, raw_client
 from s3_proxy import Proxy
 
 from kvcore.api import Context, StorageError
@@ -26,6 +26,7 @@ from kvcore.testing.servers.redis import RedisServer
 from kvcore.testing.servers.s3 import ACCESS_KEY, DOMAIN, SECRET_KEY, JuiceFS
 from kvcore_s3.config import S3Config
 from kvcore_s3.storage import S3Storage
+from moved import get, keys_of
 
 SECRET = "this-must-never-be-seen"
 

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from s3_place import BUCKET, eventually, options, raw_client
+from s3_place import BUCKET, options, raw_client
 
 from kvcore.api import PluginError
 from kvcore.engine import CacheEngine
 from kvcore.testing.chunks import CHUNKS, contents, hashes, put, spec
 from kvcore.testing.servers import free_port
 from kvcore.testing.servers.s3 import JuiceFS
+from moved import eventually
 
 
 @contextmanager

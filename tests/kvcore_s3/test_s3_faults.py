@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from s3_place import BUCKET, eventually, get, keys_of, kind, make_s3, name_of, opened, prefix_of, put, raw_client, takes
+from s3_place import BUCKET, make_s3, name_of, opened, prefix_of, put, raw_client
 from s3_proxy import Proxy
 
 from kvcore.api import Failed, StorageError, Stored
@@ -15,6 +15,7 @@ from kvcore.testing.driver import Driver
 from kvcore.testing.memory import Room, content, make_key, source
 from kvcore.testing.servers import free_port
 from kvcore.testing.servers.s3 import JuiceFS
+from moved import eventually, get, keys_of, kind, takes
 
 MIB = 1 << 20
 PART = 5 * MIB

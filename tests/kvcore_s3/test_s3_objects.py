@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from s3_place import BUCKET, eventually, get, keys_of, kind, make_s3, name_of, opened, prefix_of, put, raw_client
+from s3_place import BUCKET, make_s3, name_of, opened, prefix_of, put, raw_client
 from s3_proxy import Proxy
 
 from kvcore.api import Item, Loaded, ObjectKey, StorageError, Stored
@@ -16,6 +16,7 @@ from kvcore.testing.servers.s3 import JuiceFS
 from kvcore_s3.names import Names
 from kvcore_s3.presence import LIST_FROM
 from kvcore_s3.storage import S3Storage
+from moved import eventually, get, keys_of, kind
 
 MIB = 1 << 20
 PART = 5 * MIB

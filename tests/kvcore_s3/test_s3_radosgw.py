@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 import test_s3_conformance as conformance
-from s3_place import BUCKET, get, keys_of, kind, name_of, opened, prefix_of, put, raw_client
+from s3_place import BUCKET, name_of, opened, prefix_of, put, raw_client
 
 from kvcore.api import Loaded, StorageError, Stored
 from kvcore.testing import StorageConformance
 from kvcore.testing.memory import Room, content, make_key, source
 from kvcore.testing.servers import ServerError
 from kvcore.testing.servers.s3 import Radosgw
+from moved import get, keys_of, kind
 
 MIB = 1 << 20
 KEY = "kvcore-key"

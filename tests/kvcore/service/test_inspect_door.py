@@ -235,7 +235,7 @@ def test_closing_ends_it(run: Path, config: Path) -> None:
     for thread in threads:
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
-    with pytest.raises(NoAnswer, match=r"one-\d+ is gone: No such file"):
+    with pytest.raises(NoAnswer, match=r"one-\d+ was closed"):
         ask(found[1], "/status")
 
 
@@ -283,7 +283,9 @@ def test_without_the_variable_the_sessions_folder_is_tried_before_tmp(
     assert place.made() == Path(f"/tmp/kvcore-{os.geteuid()}")
 
 
-def test_what_a_killed_process_left_is_removed(run: Path, config: Path) -> None:
+def test_what_a_killed_process_left_is_told_from_what_was_closed_and_removed_later(
+    run: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = f"""
 import os, time
 from kvcore.service import open_engine
@@ -298,14 +300,32 @@ time.sleep(600)
         assert process.stdout is not None
         child = int(process.stdout.readline())
         try:
-            assert ask(only(), "/status")["pid"] == process.pid
+            watched = only()
+            assert ask(watched, "/status")["pid"] == process.pid
             process.kill()
             process.wait(PATIENCE_S)
-            assert len(list(run.iterdir())) == 1
-            assert until(lambda: not caches(), "its socket is seen to be dead", PATIENCE_S)
+            for _ in range(2):
+                assert until(lambda: not caches(), "its socket is seen to be dead", PATIENCE_S)
+                with pytest.raises(NoAnswer, match="is gone: its process has ended without closing it"):
+                    ask(watched, "/status")
+            monkeypatch.setattr(place, "DEAD_S", 0.0)
+            assert caches() == []
             assert list(run.iterdir()) == []
         finally:
             os.kill(child, signal.SIGKILL)
+
+
+def test_a_socket_that_refuses_is_never_that_of_one_that_was_closed(
+    engine: CacheEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        assert not path.name.endswith(".sock") or place.alive(path)
+        os.unlink(path)
+
+    assert caches()
+    monkeypatch.setattr(Path, "unlink", unlink)
+    engine.close()
+    assert caches() == []
 
 
 def test_a_process_that_ends_without_closing_leaves_nothing(run: Path, config: Path) -> None:

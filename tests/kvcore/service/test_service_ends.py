@@ -154,7 +154,7 @@ def test_a_session_that_has_ended_is_freed_at_once(folder: Path, monkeypatch: py
                     client.sendall(hello)
                     assert client.recv(4096)
                     client.sendall(wire.LENGTH.pack(1 << 20) + bytes(1 << 19))
-                until(lambda: not server.status()["sessions"], "it has ended")
+                until(lambda: not server.sessions(), "it has ended")
             assert len(ended) == 3
             until(lambda: [s() for s in ended[:2]] == [None, None], "they are freed")
         finally:

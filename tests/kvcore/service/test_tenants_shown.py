@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvcore.api import ConfigError
 from kvcore.cli import main
 from kvcore.engine import CacheEngine
 from kvcore.observe.decisions import salt_word
@@ -75,6 +76,38 @@ def test_no_view_and_no_line_of_the_log_shows_a_salt(
     assert SALT not in caplog.text
 
 
+def test_a_tenant_that_is_given_a_quota_is_named_by_that_and_in_no_log(
+    opened: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    engine = opened()
+    space = engine.register(spec(), "bob")
+    put(engine, space, hashes(3))
+    contents(engine, space, hashes(3))
+    (cache,) = caches()
+    hidden = f"#{salt_word('bob')}"
+
+    def shown() -> set[str]:
+        return {r["tenant"] for r in ask(cache, "/requests")["requests"]}
+
+    assert shown() == {hidden}
+    with pytest.raises(ConfigError, match="there is no place 'tape'"):
+        engine.set_quotas("bob", {"l1": 1 << 20, "tape": 1})
+    assert shown() == {hidden}
+    engine.set_quotas("bob", {"l1": 1 << 20})
+    engine.set_quotas("bob", {})
+    assert shown() == {"bob"}
+    engine.register(spec("another"), "bob")
+    assert main(["clear", "--tenant", hidden]) == 0  # as it is in the log
+    assert hidden in caplog.text
+    assert "bob" not in caplog.text
+    assert "bob" not in ask(cache, "/metrics")
+    engine.set_quotas("bob", {"l1": None})  # none of its own any more
+    engine.set_quotas("alice", {"l1": None})  # the configuration names it all the same
+    assert shown() == {hidden}
+    assert engine.manager.named_tenants == {"alice"}
+
+
 def test_after_a_restart_tiers_are_cleared_of_a_tenant_that_has_not_come_again(
     opened: Open, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,3 +127,31 @@ def test_after_a_restart_tiers_are_cleared_of_a_tenant_that_has_not_come_again(
     assert "forgotten: 0 objects of l1, 3 objects of disk" in capsys.readouterr().out
     assert contents(engine, engine.register(spec(), SALT), hashes(3)) == []
     assert contents(engine, engine.register(spec()), hashes(2)) == [1, 2]
+
+
+def test_store_ls_says_whose_a_namespace_is_as_far_as_caches_here_know(
+    opened: Open, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def listed(*words: str) -> str:
+        assert main(["store", "ls", "--config", str(folder / "kvcore.yaml"), *words]) == 0
+        return capsys.readouterr().out
+
+    def known() -> dict[str, tuple[str | None, str | None]]:
+        (tier,) = json.loads(listed("--json"))["tiers"]
+        return {n["namespace"]: (n["model"], n["tenant"]) for n in tier["namespaces"]}
+
+    engine = opened()
+    nobodys, alices, salted = (engine.register(spec(), tenant) for tenant in ("", "alice", SALT))
+    for space in (nobodys, alices, salted):
+        put(engine, space, hashes(2))
+    assert engine.drain() == 0
+    for space in (alices, salted):
+        assert contents(engine, space, hashes(2)) == [1, 2]
+    names = [space.namespace.hex() for space in (nobodys, alices, salted)]
+    assert known() == dict(zip(names, [("m", ""), ("m", "alice"), ("m", SHOWN)], strict=True))
+    assert sorted(line.split("  ")[-1] for line in listed().splitlines()[2:5]) == ["m", f"m, {SHOWN}", "m, alice"]
+    engine.close()
+    assert known() == dict(zip(names, [("m", ""), (None, None), (None, None)], strict=True))
+    assert [line.split("  ")[-1] for line in listed().splitlines()[2:5]].count("-") == 2
+    (folder / "run" / "namespaces.jsonl").unlink()
+    assert set(known().values()) == {(None, None)}

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvcore.api import ApiVersion, Component, KeyGenerator, KeySource, LayoutError, hookimpl
-
-MIN_HASH_BYTES, MAX_HASH_BYTES = 16, 64
+from kvcore.api.keys import MAX_HASH_BYTES, MIN_HASH_BYTES
 
 
 @hookimpl

@@ -10,7 +10,7 @@ from types import ModuleType
 
 from kvcore import __version__
 from kvcore.api.errors import KVCoreError
-from kvcore.cli import interrupted
+from kvcore.cli import held, interrupted
 from kvcore.cli.output import error, os_error, settle
 
 COMMANDS = {
@@ -68,7 +68,7 @@ def _run(arguments: list[str]) -> int:
         status: int = modules[args.command].run(args)
         return status
     except KVCoreError as e:
-        if interrupted(e):
+        if interrupted(e) or held():
             raise KeyboardInterrupt from None
         error(str(e))
         return 1
@@ -78,6 +78,8 @@ def _run(arguments: list[str]) -> int:
         error("interrupted")
         return 130
     except OSError as e:
+        if held():
+            raise KeyboardInterrupt from None
         return os_error(e)
 
 

@@ -87,6 +87,9 @@ def _time(text: str) -> float:
 
 def _told(said: dict[str, Any], seconds: float) -> str:
     of = f"of {said['model']}" + (f", {said['tenant']}" if said["tenant"] else "")
+    if not seconds and not said["ended"]:
+        why = "there was no pin, or it has ended, with its time or because it was cleared"
+        return f"none of {said['chunks']:,} chunks {of} was pinned: {why}"
     if not seconds:
         return f"{said['ended']:,} of {said['chunks']:,} chunks were pinned, and are no longer, {of}"
     kept = f"{said['pinned']:,} of {said['chunks']:,} chunks of {said['chunk_tokens']:,} tokens stay in L1"

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 EVERY_S = 1.0
 PATIENCE_S = 0.5
 """So long a round waits for answers: a cache that closes is to be read in time, whoever else hangs."""
+SILENT = (TimeoutError, BlockingIOError)
+"""Why one has not answered that may do so later."""
 PAGE = 1000
 ID_BYTES = 7
 """Of a block's name in a trace: two of 10 million blocks have the same with a probability of 0.1 %."""
@@ -108,7 +110,7 @@ class Recording:
             self._began = at
         tokens = request["tokens"] or len(blocks) * self.block_tokens
         line = {
-            "timestamp": round((at - self._began) * 1e3),
+            "timestamp": round(max(0.0, at - self._began) * 1e3),
             "input_length": tokens,
             "hash_ids": blocks,
             "block_tokens": self.block_tokens,
@@ -146,6 +148,8 @@ class Followed:
     Attributes:
         missed: requests that it had forgotten before they could be read.
         gone: why it cannot be asked any more.
+        silent_since: when it was asked (monotonic) what it has not answered in time; None: it answers.
+        silent_s: for how many seconds it did not answer, in all, before it did again.
     """
 
     def __init__(self, cache: "Cache", kind: str, *, past: bool) -> None:
@@ -155,17 +159,20 @@ class Followed:
         self.headed = kind != "server"
         self.missed = 0
         self.gone = ""
+        self.silent_since: float | None = None
+        self.silent_s = 0.0
         known = ask(cache, "/requests?limit=1")
         with asking.understood(cache):
             self._since = int(max(0, known["oldest"] - 1) if past else known["newest"])
 
     def read(self, goes_on: bool = False) -> list[dict[str, Any]]:
         """What was asked since the last time. `goes_on`: it is read again, also where the cache is being closed."""
-        from kvcore.service.inspect import NoAnswer, ask
+        from kvcore.service.inspect import ask
 
         found: list[dict[str, Any]] = []
         follow = "&follow=1" if goes_on else ""
         while not self.gone:
+            asked_at = time.monotonic()
             try:
                 page = ask(self.cache, f"/requests?hashes=1&limit={PAGE}&since={self._since}{follow}")
                 with asking.understood(self.cache):
@@ -174,9 +181,14 @@ class Followed:
                         self.missed += some[0]["seq"] - self._since - 1
                         self._since = some[-1]["seq"]
             except KVCoreError as e:
-                lost = isinstance(e, NoAnswer) and e.late
-                self.gone = f"{e}; what it was asked since is not recorded" if lost else str(e)
+                if not isinstance(e.__cause__, SILENT):
+                    self.gone = str(e)
+                elif self.silent_since is None:
+                    self.silent_since = asked_at
                 break
+            if self.silent_since is not None:
+                self.silent_s += time.monotonic() - self.silent_since
+                self.silent_since = None
             found += some
             if len(some) < PAGE:
                 break
@@ -185,7 +197,7 @@ class Followed:
 
 class Rounds:
     """Reads caches side by side. While one of them hangs, the others are read all the same, and what they say is kept
-    until it is known what comes before it."""
+    until it is known what comes before it, or that one is late: that one is asked on, and waited for no more."""
 
     def __init__(self, followed: Sequence[Followed]) -> None:
         self._followed = followed
@@ -198,21 +210,26 @@ class Rounds:
         return not self._asked and all(f.gone for f in self._followed)
 
     def read(self, goes_on: bool) -> "list[Entry]":
-        """What is new, in order; nothing while one hangs. `goes_on`: this is not the last time, when who hangs is
-        waited for."""
-        hung = bool(self._asked)
+        """What is new, in order; nothing while one hangs that is not late yet. `goes_on`: this is not the last time,
+        when who hangs is waited for."""
+        hung = list(self._asked)
         for one in self._followed:
-            if one not in self._asked and not one.gone:
+            if one not in self._asked and not one.gone and (goes_on or one.silent_since is None):
                 self._asked[one] = _reading(one, goes_on)
-        done, _ = wait(self._asked.values(), PATIENCE_S if goes_on else None)
-        for one in [one for one, answer in self._asked.items() if answer in done]:
+        wait([self._asked[one] for one in self._awaited()], PATIENCE_S if goes_on else None)
+        if not goes_on:
+            wait(self._asked.values(), PATIENCE_S)
+        for one in [one for one, answer in self._asked.items() if answer.done()]:
             self._read += [(_at(r), one.headed, r) for r in self._asked.pop(one).result()]
-        if hung and not goes_on:
+        if not goes_on and any(one not in self._asked for one in hung):
             return self.read(goes_on)  # who hung was asked before the end
-        if self._asked:
+        if self._awaited():
             return []
         read, self._read = sorted(self._read, key=itemgetter(0)), []
         return read
+
+    def _awaited(self) -> list[Followed]:
+        return [one for one in self._asked if one.silent_since is None]
 
 
 def _reading(one: Followed, goes_on: bool) -> "Future[list[dict[str, Any]]]":
@@ -301,6 +318,16 @@ def _tell(args: argparse.Namespace, recording: Recording, followed: Sequence[Fol
         if number:
             error(f"{number:,} requests {what}")
     for f in followed:
+        if f.silent_s:
+            error(
+                f"{f.cache.label} did not answer for {f.silent_s:.0f} s: what it still had of that time is recorded, "
+                "behind what others were asked meanwhile"
+            )
+        if f.silent_since is not None:
+            error(
+                f"{f.cache.label} has not answered for {time.monotonic() - f.silent_since:.0f} s: see what its process "
+                "is doing; what it was asked since is not recorded"
+            )
         if f.gone:
             error(f.gone)
     if not recording.requests:

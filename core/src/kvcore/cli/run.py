@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from kvcore.api.engine import EngineIntegration, Launch, LaunchRequest
 from kvcore.api.errors import ConfigError, PluginError
+from kvcore.cli import held
 from kvcore.cli.config import add_set, flags
 from kvcore.plugins import PluginSpec, Registry, registry_from_env
 
@@ -92,6 +93,8 @@ def _line(launch: Launch) -> str:
 
 
 def _become(launch: Launch) -> NoReturn:
+    if held():
+        raise KeyboardInterrupt
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and what is ignored stays so
         signal.signal(ignored, signal.SIG_DFL)
     sys.stderr.flush()

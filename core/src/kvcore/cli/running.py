@@ -12,7 +12,13 @@ T = TypeVar("T")
 def run(main: Coroutine[Any, Any, T]) -> T:
     """The result of `main`. Raises `KeyboardInterrupt` after Ctrl-C and `SystemExit(143)` after SIGTERM, both once the
     coroutine has ended."""
-    return asyncio.run(_watched(main))
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # in whose place alone asyncio puts its own
+    try:
+        return asyncio.run(_watched(main))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 async def _watched(main: Coroutine[Any, Any, T]) -> T:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from kvcore.api import Loaded, ObjectKey, ObjectLayout, StorageError, Stored, format_size
 from kvcore.api.engine import Finding
 from kvcore.api.keys import NAMESPACE_BYTES
-from kvcore.l2 import HEADER_BYTES, Tier, Transfer
+from kvcore.l2 import HEADER_BYTES, Parcel, Tier
 from kvcore.l2.frames import Frames
 
 NAMESPACE = b"kvcore.doctor"
@@ -92,8 +92,8 @@ async def _round_trip(subject: str, tier: Tier, keys: Sequence[ObjectKey], calls
     layout = ObjectLayout(1, 1, (size,), "bfloat16", 2)
     # Half noise, half constant: what compresses is then neither nothing nor everything.
     payload = random.Random(0).randbytes(size // 2) + bytes(size - size // 2)  # noqa: S311
-    sent = [Transfer(k, (memoryview(bytearray(payload)),), layout) for k in keys]
-    got = [Transfer(k, (memoryview(bytearray(size)),), layout) for k in keys]
+    sent = [Parcel(k, (memoryview(bytearray(payload)),), layout) for k in keys]
+    got = [Parcel(k, (memoryview(bytearray(size)),), layout) for k in keys]
     batch = tier.batch_size(OBJECTS, size)
     batches = [slice(i, i + batch) for i in range(0, OBJECTS, batch)]
     begun = time.perf_counter()

@@ -25,23 +25,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "load_config": "load",
-    "HttpConfig": "http",
-    "Config": "model",
-    "InspectConfig": "model",
-    "L1Config": "model",
-    "ServerConfig": "model",
     "Address": "address",
-    "TierConfig": "model",
+    "HttpConfig": "http",
+    "InvalidConfigError": "tree",
     "PluginsConfig": "scripts",
     "ScriptConfig": "scripts",
-    "InvalidConfigError": "tree",
+    "load_config": "load",
 }
+"""Where they are that are not in `model`."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
+    if name in __all__:
         from importlib import import_module
 
-        return getattr(import_module(f"kvcore.config.{_HOMES[name]}"), name)
+        return getattr(import_module(f"kvcore.config.{_HOMES.get(name, 'model')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,12 +13,8 @@ DEFAULT_TENANT = "default"
 """The name under which `tenants:` says what all tenants have that it does not name."""
 
 
-def quota_faults(data: Mapping[str, Any], tree: Tree) -> list[Fault]:
+def quota_faults(data: Mapping[str, Any], tree: Tree) -> Iterator[Fault]:
     """Faults of `tenants` in a configuration whose tiers have their names, before its types are checked."""
-    return list(_faults(data, tree))
-
-
-def _faults(data: Mapping[str, Any], tree: Tree) -> Iterator[Fault]:
     tenants, l1, l2 = data.get("tenants"), data.get("l1"), data.get("l2")
     if not isinstance(tenants, dict):
         return

@@ -100,7 +100,7 @@ def _faults(error: ValidationError, model: type[BaseModel], data: Any, prefix: P
     for path, errors in by_path.items():
         full = (*prefix, *path)
         # Of a union's members, those that got furthest say the most.
-        texts = list(dict.fromkeys(_text(e, model, path, full, tree) for e in errors))
+        texts = list(dict.fromkeys(_text(e, model, path) for e in errors))
         source = tree.source(full)
         if errors[0]["type"] == "value_error":  # of a mapping: what overrides the file is what was last written
             source = _overriding(tree, full) or source
@@ -123,7 +123,7 @@ def _overriding(tree: Tree, path: Path) -> Source | None:
     return next((s for kind in ("flag", "environment") for s in below if s.kind == kind), None)
 
 
-def _text(error: Any, model: type[BaseModel], path: Path, full: Path, tree: Tree) -> str:
+def _text(error: Any, model: type[BaseModel], path: Path) -> str:
     kind, ctx = error["type"], error.get("ctx", {})
     if kind == "missing":
         return "is missing" + _about(model, path)

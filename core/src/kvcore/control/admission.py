@@ -18,6 +18,8 @@ WINDOW = 64
 """So many of an engine's last steps are looked at."""
 ENOUGH = 5
 """Steps before which nothing is said."""
+MODELS = 256
+"""So many models' speeds are known, those that were computed last: engines come with ever new weights."""
 FAVOUR = 1.25
 """A load may take so much longer than computing: it leaves the engine free for others."""
 CUTS = 32
@@ -54,8 +56,13 @@ class LoadAdmission:
         if not (tokens > 0 and 0 < seconds < float("inf")):
             return
         with self._lock:
-            steps = self._steps.setdefault(model, deque(maxlen=WINDOW))
+            steps = self._steps.pop(model, deque[tuple[int, float]](maxlen=WINDOW))
+            self._steps[model] = steps  # the last is the latest
             steps.append((tokens, seconds))
+            if len(self._steps) > MODELS:
+                oldest = next(iter(self._steps))
+                del self._steps[oldest]
+                self._speeds.pop(oldest, None)
             if len(steps) >= ENOUGH:
                 self._speeds[model] = speed = _middle(steps)
                 self._metrics.set("prefill_tokens_per_second", speed)

@@ -13,7 +13,7 @@ from kvcore.control.locate import locate
 from kvcore.control.manager import StorageManager
 from kvcore.control.promotion import Promotion
 from kvcore.control.reuse import Reuse
-from kvcore.l2 import Loads, Tier, Transfer
+from kvcore.l2 import Moved, Parcel, Tier
 from kvcore.observe import logger
 from kvcore.observe.savings import count_saved
 
@@ -84,7 +84,7 @@ class Batches:
         if idle:
             logger.warning("nothing is written to %s: `write: evicted` is what L1 gives up", ", ".join(idle))
 
-    async def load(self, wanted: Sequence[Transfer], lent: Lent, tokens: int = 0) -> list[bool]:
+    async def load(self, wanted: Sequence[Parcel], lent: Lent, tokens: int = 0) -> list[bool]:
         """Bring objects of so many tokens into their payloads, each from the first tier that has it, or one after it;
         which arrived.
 
@@ -117,7 +117,7 @@ class Batches:
                 self._metrics.add("miss_chunks", 1, reason)
         return arrived
 
-    async def _sources(self, tiers: Sequence[Tier], wanted: Sequence[Transfer]) -> list[int]:
+    async def _sources(self, tiers: Sequence[Tier], wanted: Sequence[Parcel]) -> list[int]:
         """The place of the tier to load each object from; behind the last one for what no tier says it has."""
         if len(tiers) < 2:
             return [0] * len(wanted)
@@ -126,13 +126,13 @@ class Batches:
         places = {tier: at for at, tier in enumerate(tiers)}
         return [len(tiers) if tier is None else places[tier] for tier in found]
 
-    async def _load_from(self, tier: Tier, batch: Sequence[Transfer], held: Callable[[], bool]) -> list[LoadOutcome]:
+    async def _load_from(self, tier: Tier, batch: Sequence[Parcel], held: Callable[[], bool]) -> list[LoadOutcome]:
         pieces = tier.pieces(batch, batch[0].nbytes)
         calls = [self._loop.spawn(tier.load(piece, held)) for piece in pieces]
         outcomes: list[LoadOutcome] = []
         hanging = []
         for piece, call in zip(pieces, await _ended(calls), strict=True):
-            loads = call if isinstance(call, Loads) else Loads([Failed(repr(call), "internal")] * len(piece))
+            loads = call if isinstance(call, Moved) else Moved([Failed(repr(call), "internal")] * len(piece))
             outcomes += loads.outcomes
             if loads.settled is not None:
                 hanging.append(loads.settled)
@@ -141,7 +141,7 @@ class Batches:
         self._tell("load", tier, batch, outcomes)
         return outcomes
 
-    async def _pass_on(self, tiers: Sequence[Tier], source: int, found: Sequence[Transfer]) -> None:
+    async def _pass_on(self, tiers: Sequence[Tier], source: int, found: Sequence[Parcel]) -> None:
         """One of the tiers had these: others may want them."""
         self._metrics.add("hit_chunks", len(found), tiers[source].name)
         wanting = self._wanting(tiers, source, found) if found else []
@@ -149,10 +149,10 @@ class Batches:
             await self._promotion.offer(found, wanting)
 
     def _wanting(
-        self, tiers: Sequence[Tier], source: int, found: Sequence[Transfer]
-    ) -> list[tuple[Tier, Sequence[Transfer]]]:
+        self, tiers: Sequence[Tier], source: int, found: Sequence[Parcel]
+    ) -> list[tuple[Tier, Sequence[Parcel]]]:
         """The tiers that want what one of them had, each with what it wants."""
-        wanting: list[tuple[Tier, Sequence[Transfer]]] = []
+        wanting: list[tuple[Tier, Sequence[Parcel]]] = []
         for i, tier in enumerate(tiers):
             writes = self._writes[tier.name]
             if i == source or not tier.breaker.closed or (i < source and not writes.promote):
@@ -165,7 +165,7 @@ class Batches:
                 wanting.append((tier, found))
         return wanting
 
-    async def store(self, given: Sequence[Transfer], lent: Lent) -> list[bool]:
+    async def store(self, given: Sequence[Parcel], lent: Lent) -> list[bool]:
         """Write objects to the tiers that want them; which are in at least one."""
         tiers = list(self._manager.tiers)
         stored = [False] * len(given)
@@ -174,7 +174,7 @@ class Batches:
                 stored = [a or b for a, b in zip(stored, kept, strict=True)]
         return stored
 
-    async def _store_to(self, tier: Tier, given: Sequence[Transfer], held: Callable[[], bool]) -> list[bool]:
+    async def _store_to(self, tier: Tier, given: Sequence[Parcel], held: Callable[[], bool]) -> list[bool]:
         writes = self._writes[tier.name]
         batch = given if writes.all else []
         if writes.reuse is not None:
@@ -186,7 +186,7 @@ class Batches:
         return [t.key in kept for t in given]
 
     async def _keep(
-        self, tier: Tier, batch: Sequence[Transfer], held: Callable[[], bool] = lambda: True
+        self, tier: Tier, batch: Sequence[Parcel], held: Callable[[], bool] = lambda: True
     ) -> set[ObjectKey]:
         """Have a tier keep objects; those that it has afterwards."""
         known = await tier.exists([t.key for t in batch])
@@ -204,7 +204,7 @@ class Batches:
             reuse.refused(t.key for t in batch if t.key not in kept)
         return kept
 
-    async def _crowds(self, tier: Tier, batch: Sequence[Transfer]) -> bool:
+    async def _crowds(self, tier: Tier, batch: Sequence[Parcel]) -> bool:
         """Does the batch take more than half of what the tier can hold?"""
         if len(batch) == 1 or not tier.usable:
             return False
@@ -216,7 +216,7 @@ class Batches:
             writes.capacity = float("inf") if usage is None or usage.capacity_bytes is None else usage.capacity_bytes
         return 2 * nbytes > writes.capacity
 
-    async def _write(self, tier: Tier, batch: Sequence[Transfer], held: Callable[[], bool]) -> set[ObjectKey]:
+    async def _write(self, tier: Tier, batch: Sequence[Parcel], held: Callable[[], bool]) -> set[ObjectKey]:
         """Have a tier write objects that it does not have; those that it has afterwards."""
         with tier.told.storing([t.key for t in batch]):
             stores = await tier.store(batch, held)
@@ -232,7 +232,7 @@ class Batches:
         await self._promotion.drain(timeout_s)
 
     def _tell(
-        self, op: str, tier: Tier, batch: Sequence[Transfer], outcomes: Sequence[LoadOutcome | StoreOutcome]
+        self, op: str, tier: Tier, batch: Sequence[Parcel], outcomes: Sequence[LoadOutcome | StoreOutcome]
     ) -> None:
         """What came of a `load` from a tier, or of a `store` to it."""
         asked = op == "store" or len(self._manager.tiers) > 1  # see `_sources`

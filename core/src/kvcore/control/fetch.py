@@ -17,7 +17,7 @@ from kvcore.control.loop import LoopThread
 from kvcore.control.residents import Residents
 from kvcore.control.store import StoreController
 from kvcore.l1 import L1, L1Object, ObjectSpace, ReadLease, WriteLease
-from kvcore.l2 import Tier, Transfer
+from kvcore.l2 import Parcel, Tier
 from kvcore.observe import Journal
 
 PROBE_BYTES = 32 << 20
@@ -165,7 +165,7 @@ class Fetcher:
         for (tier, space), members in groups.items():
             delivery = deliveries.setdefault(tier, _Delivery())
             pieces = tier.pieces(members, space.nbytes)
-            tasks += [self._loop.spawn(self._batch(fetch, tier, piece, delivery)) for piece in pieces]
+            tasks += [self._loop.spawn(self._batch(fetch, tier, piece, delivery, awaited)) for piece in pieces]
         if tasks:
             await asyncio.wait(tasks)
         for tier, delivery in deliveries.items():
@@ -182,7 +182,7 @@ class Fetcher:
         self._l1.keep(lease)
         self._l1.end_read(lease)
 
-    async def _batch(self, fetch: Fetch, tier: Tier, wants: Sequence[Want], delivery: _Delivery) -> None:
+    async def _batch(self, fetch: Fetch, tier: Tier, wants: Sequence[Want], delivery: _Delivery, awaited: bool) -> None:
         space = wants[0].space
         others = [f for w in wants if (f := self._inflight.get((space, w.chunk_hash)))]
         hashes = [w.chunk_hash for w in wants]
@@ -215,7 +215,7 @@ class Fetcher:
             for want, source in zip(again, sources, strict=True):
                 if source is None:
                     fetch.lost(failed[want.chunk_hash], 1, want, tier)
-            await self.load(fetch, again, sources)
+            await self.load(fetch, again, sources, awaited=awaited)
 
     async def _fill(
         self,
@@ -229,7 +229,7 @@ class Fetcher:
         """Load into the slots of `lease` and publish; what did not come, with the reason: chunk hash -> word."""
         begun = time.perf_counter()
         try:
-            loads = await tier.load([Transfer(o.key, (self._l1.view(o),), layout) for o in mine])
+            loads = await tier.load([Parcel(o.key, (self._l1.view(o),), layout) for o in mine])
         except BaseException:
             self._l1.finish_write(lease, ok=False)
             raise

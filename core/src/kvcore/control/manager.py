@@ -106,6 +106,12 @@ class StorageManager:
         return list(self._tiers.lossy)
 
     @property
+    def named_tenants(self) -> set[str]:
+        """Tenants that are shown by their names: those of the configuration, and those that were given a quota since.
+        The log, traces and metrics, which others read, have the former only."""
+        return {*self.config.tenants, *(() if self.arena is None else self.tenancy.given)}
+
+    @property
     def tier_configs(self) -> dict[str, TierConfig]:
         """The configuration of each tier, by name."""
         return dict(self._tiers.configs)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from kvcore.control.loop import LoopThread
-from kvcore.l2 import Threads, Tier, Transfer
+from kvcore.l2 import Parcel, Threads, Tier
 from kvcore.observe import Journal, Metrics
 
 ROOM_BYTES = 256 << 20
@@ -28,7 +28,7 @@ class Promotion:
         self,
         loop: LoopThread,
         metrics: Metrics,
-        write: Callable[[Tier, Sequence[Transfer]], Coroutine[Any, Any, object]],
+        write: Callable[[Tier, Sequence[Parcel]], Coroutine[Any, Any, object]],
         journal: Journal,
     ) -> None:
         self._loop = loop
@@ -40,11 +40,11 @@ class Promotion:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._threads = Threads("kvcore-copy", 1)
 
-    async def offer(self, found: Sequence[Transfer], wanting: Sequence[tuple[Tier, Sequence[Transfer]]]) -> None:
+    async def offer(self, found: Sequence[Parcel], wanting: Sequence[tuple[Tier, Sequence[Parcel]]]) -> None:
         """Copy those objects that tiers want, of those `found`, and have them written. When it ends, the payloads are
         the caller's again."""
         fits = (self._room_bytes - self._waiting_bytes) // found[0].nbytes
-        chosen = {key for _, wanted in wanting for key in (t.key for t in wanted)}
+        chosen = {t.key for _, wanted in wanting for t in wanted}
         taken = [t for t in found if t.key in chosen][: max(0, fits)]
         copies = {}
         if taken:
@@ -71,23 +71,23 @@ class Promotion:
             await asyncio.wait(self._tasks, timeout=timeout_s)
         self._threads.close()
 
-    async def _run(self, writes: Sequence[tuple[Tier, list[Transfer]]], nbytes: int) -> None:
+    async def _run(self, writes: Sequence[tuple[Tier, list[Parcel]]], nbytes: int) -> None:
         try:
             await asyncio.gather(*(self._write(tier, ours) for tier, ours in writes), return_exceptions=True)
         finally:
             self._waiting_bytes -= nbytes
 
 
-def _copies(objects: Sequence[Transfer]) -> list[Transfer]:
+def _copies(objects: Sequence[Parcel]) -> list[Parcel]:
     """The same objects in memory of our own, each page-aligned, so that a direct write needs no copy of its own."""
     spans = [-(-t.nbytes // _PAGE) * _PAGE for t in objects]
     memory = memoryview(mmap.mmap(-1, sum(spans)))
     copied, at = [], 0
-    for transfer, span in zip(objects, spans, strict=True):
-        room, end = memory[at : at + transfer.nbytes], 0
-        for part in transfer.payload:
+    for parcel, span in zip(objects, spans, strict=True):
+        room, end = memory[at : at + parcel.nbytes], 0
+        for part in parcel.payload:
             room[end : end + len(part)] = part
             end += len(part)
-        copied.append(transfer._replace(payload=(room,)))
+        copied.append(parcel._replace(payload=(room,)))
         at += span
     return copied

@@ -32,22 +32,22 @@ class Reuse:
 
     def asked(self, space: ObjectSpace | ObjectKey, hashes: Sequence[bytes]) -> list[bytes]:
         """Those of the objects that a lookup has found which the tier was not offered yet."""
-        salt, offered = _salt(space.namespace, space.group), self._offered
-        return self._take(space, [h for h in hashes if not offered.get(salt ^ hash(h))], new=True)
+        kind, offered = _kind(space.namespace, space.group), self._offered
+        return self._take(space, [h for h in hashes if not offered.get(kind ^ hash(h))], new=True)
 
     def refused(self, keys: Iterable[ObjectKey]) -> None:
         """The tier did not take these objects: they are offered again when they are next asked for."""
         for key in keys:
-            number = _salt(key.namespace, key.group) ^ hash(key.chunk_hash)
+            number = _kind(key.namespace, key.group) ^ hash(key.chunk_hash)
             if number in self._offered:
                 self._offered[number] = False
 
     def _take(self, space: ObjectSpace | ObjectKey, hashes: Sequence[bytes], *, new: bool) -> list[bytes]:
         """Those to offer now: all that are known, and with `new` the others, too. All are known afterwards."""
-        salt, offered = _salt(space.namespace, space.group), self._offered
+        kind, offered = _kind(space.namespace, space.group), self._offered
         taken = []
         for chunk_hash in hashes:
-            number = salt ^ hash(chunk_hash)
+            number = kind ^ hash(chunk_hash)
             offer = new or number in offered
             offered.pop(number, None)
             offered[number] = offer  # the latest is forgotten last
@@ -58,5 +58,5 @@ class Reuse:
         return taken
 
 
-def _salt(namespace: bytes, group: int) -> int:
+def _kind(namespace: bytes, group: int) -> int:
     return hash((namespace, group))

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from kvcore.api import ObjectKey, ObjectLayout
+from kvcore.api import ObjectKey, ObjectLayout, StoreOutcome
 from kvcore.control.events import sort_events
 from kvcore.control.loop import LoopThread
 from kvcore.control.reuse import Reuse
 from kvcore.control.waiting import Waiting
 from kvcore.l1 import L1, L1Object, ObjectSpace, ReadLease
-from kvcore.l2 import Stores, Tier, Transfer
+from kvcore.l2 import Moved, Parcel, Tier
 from kvcore.observe import Journal, Metrics, logger
 from kvcore.observe.spans import CURRENT
 from kvcore.plugins import Hooks
@@ -325,7 +325,7 @@ class _Queue:
             there = await tier.exists([o.key for o in objects])
             absent = [o for o, known in zip(objects, there, strict=True) if not known]
             if absent:
-                batch = [Transfer(o.key, (l1.view(o),), job.layout) for o in absent]
+                batch = [Parcel(o.key, (l1.view(o),), job.layout) for o in absent]
                 with tier.told.storing([t.key for t in batch]):
                     stores = await tier.store(batch, lambda: l1.renew(job.lease), job.since)
                     settled = stores.settled
@@ -344,7 +344,7 @@ class _Queue:
         if self.reuse is not None:
             self.reuse.refused(o.key for o in objects)
 
-    def _report(self, batch: Sequence[L1Object], stores: Stores) -> None:
+    def _report(self, batch: Sequence[L1Object], stores: Moved[StoreOutcome]) -> None:
         name = self.tier.name
         self._controller.journal.outcomes(name, "store", batch, stores.outcomes)
         stored, failed = sort_events(name, [(o.key, o.space.nbytes) for o in batch], stores.outcomes)

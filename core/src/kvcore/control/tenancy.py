@@ -48,6 +48,7 @@ class Tenancy:
         self.forgotten: Callable[[Sequence[ObjectSpace]], None] = lambda spaces: None
         """Told which spaces of L1 are gone."""
         self._named = tuple(sorted(set(named) - {DEFAULT_TENANT}))
+        self._given: dict[str, set[str]] = {}
         self._l1 = l1
         self._tiers = tiers
         self._loop = loop
@@ -68,6 +69,11 @@ class Tenancy:
     def bound(self) -> dict[bytes, str]:
         """Namespace -> whose it is, of those that hold something in L1 or that somebody uses. From any thread."""
         return self._tenants.copy()
+
+    @property
+    def given(self) -> list[str]:
+        """Tenants that were given a quota since the start, and have it. From any thread."""
+        return list(self._given)
 
     def joined(self, tier: Tier) -> None:
         """One more tier is in use. On the tiers' loop."""
@@ -115,6 +121,11 @@ class Tenancy:
             raise ConfigError(f"a tenant's name has at most {MAX_NAME} characters, not {len(tenant)}")
         changed = {place: self._divided(place, nbytes) for place, nbytes in quotas.items()}
         own = None if tenant == DEFAULT_TENANT else tenant
+        given = self._given.get(tenant, set()) - quotas.keys()
+        if given := given | {place for place, nbytes in quotas.items() if nbytes is not None}:
+            self._given[tenant] = given
+        else:
+            self._given.pop(tenant, None)
         for place, capacity in changed.items():
             if capacity is None:
                 self._l1.set_quota(own, quotas[place])

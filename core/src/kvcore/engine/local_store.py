@@ -19,7 +19,7 @@ from kvcore.engine.store_base import StoreBase
 from kvcore.engine.store_checks import checked, nameable, rounds
 from kvcore.engine.store_face import Buffers
 from kvcore.engine.store_space import StoreSpace
-from kvcore.l2 import Tier, Transfer
+from kvcore.l2 import Parcel, Tier
 from kvcore.observe import Asked, Decisions, Metrics, logger
 from kvcore.observe.decisions import salt_word
 from kvcore.plugins import Registry
@@ -145,7 +145,7 @@ class LocalStore(StoreBase):
 
     def _move(
         self,
-        how: Callable[[Sequence[Transfer], Lent], Coroutine[Any, Any, list[bool]]],
+        how: Callable[[Sequence[Parcel], Lent], Coroutine[Any, Any, list[bool]]],
         space: StoreSpace,
         hashes: Sequence[bytes],
         buffers: Buffers,
@@ -161,9 +161,9 @@ class LocalStore(StoreBase):
         layout = space.layouts[group]
         chosen = checked(hashes, buffers, layout, writable=writable, throttle=self._log)
         for batch in rounds(hashes, chosen):
-            transfers = [Transfer(ObjectKey(namespace, hashes[i]), chosen[i], layout) for i in batch]
+            parcels = [Parcel(ObjectKey(namespace, hashes[i]), chosen[i], layout) for i in batch]
             lent = Lent(writable)
-            moved = self._run(how(transfers, lent), self._batches.limit_s + SLACK_S, [False] * len(batch), lent)
+            moved = self._run(how(parcels, lent), self._batches.limit_s + SLACK_S, [False] * len(batch), lent)
             for i, ok in zip(batch, moved, strict=True):
                 done[i] = ok
         return done

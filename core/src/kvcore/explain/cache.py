@@ -93,7 +93,7 @@ class Cache:
         return [] if self.journal is None else self.journal.of(chunk_hash, namespace)
 
     @property
-    def policies(self) -> dict[str, str]:
+    def writes(self) -> dict[str, str]:
         """Tier -> its `write:`."""
         if self.manager is None:
             return {}
@@ -101,8 +101,8 @@ class Cache:
 
     @property
     def named_tenants(self) -> set[str]:
-        """Tenants that the configuration names."""
-        return set() if self.manager is None else set(self.manager.config.tenants)
+        """See `StorageManager.named_tenants`."""
+        return set() if self.manager is None else self.manager.named_tenants
 
     def speed(self, identity: Identity | None) -> float | None:
         """Tokens a second that the engine computes of this model's prompts, as measured."""

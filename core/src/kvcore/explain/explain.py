@@ -181,7 +181,7 @@ def _broke(
             other.place if other is not None else "",
             other.differences if other is not None else (),
             journal.since if journal is not None and journal.most else None,
-            cache.policies,
+            cache.writes,
             all(d.begin <= chunk for d in others if d.namespace == decision.namespace),
             any(d.namespace != decision.namespace for d in others),
         )

@@ -169,3 +169,10 @@ class Pool(Account):
 
     def _failed(self, error: Exception) -> None:
         self._log.warning("policy", f"the eviction policy failed: {error!r}", exc_info=True)
+
+
+def nowhere(log: Throttle) -> Pool:
+    """A pool that takes nothing and knows nobody."""
+    pool = Pool("", _Nothing(), log)
+    pool.quota = 0
+    return pool

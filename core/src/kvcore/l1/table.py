@@ -12,7 +12,7 @@ from kvcore.l1.aging import Aging
 from kvcore.l1.arena import Arena
 from kvcore.l1.leases import ReadLease, WriteLease
 from kvcore.l1.pins import Pins
-from kvcore.l1.pools import Pool
+from kvcore.l1.pools import Pool, nowhere
 from kvcore.l1.room import Room
 from kvcore.l1.spaces import L1Object, ObjectSpace
 from kvcore.observe import Throttle
@@ -52,6 +52,7 @@ class Table:
             return Pool(tenant, policy if division is None or not tenant else division.make_policy(), self._log)
 
         self._pool = pool("")
+        self._nowhere = nowhere(self._log)
         self._shares: Shares[Pool] | None = None
         if division is not None:
             self._shares = Shares(arena.size - division.spare, division.quotas, division.default, pool, clock)
@@ -129,6 +130,9 @@ class Table:
                     self._shares.forget(pool)
             for s in gone:
                 del self._spaces[s.namespace, s.group]
+                s.objects, s.staging = {}, {}  # the record's objects lead here: an emptied dict keeps its room,
+                if self._shares is not None:
+                    s.pool = self._nowhere  # and a tenant's pool has a policy
             self._few_spaces = max(_FEW_SPACES, 2 * len(self._spaces))
             return gone
 

@@ -3,22 +3,21 @@
 from kvcore.l2.capacity import Capacity
 from kvcore.l2.codec import Codec, Payload
 from kvcore.l2.frame import HEADER_BYTES
+from kvcore.l2.parcels import Moved, Parcel
 from kvcore.l2.threads import Threads
 from kvcore.l2.tier import Tier
 from kvcore.l2.told import Told
 from kvcore.l2.traced import TracedTier
-from kvcore.l2.transfer import Loads, Stores, Transfer
 
 __all__ = [
     "HEADER_BYTES",
     "Capacity",
     "Codec",
-    "Loads",
+    "Moved",
+    "Parcel",
     "Payload",
-    "Stores",
     "Threads",
     "Tier",
     "Told",
     "TracedTier",
-    "Transfer",
 ]

@@ -110,10 +110,6 @@ class Capacity:
 
     # -- room --------------------------------------------------------------------------------------------------------
 
-    def over(self, nbytes: int) -> int:
-        """By how many bytes `nbytes` more would not fit."""
-        return -_UNBOUNDED if self.limit is None else self.used + self.coming + nbytes - self.limit
-
     def expect(self, namespace: bytes, nbytes: int) -> None:
         """So many bytes are being written (or, negative, are so no longer)."""
         self.coming += nbytes
@@ -135,10 +131,12 @@ class Capacity:
 
     def missing(self, namespace: bytes, nbytes: int) -> int:
         """By how many bytes `nbytes` more of this namespace would not fit. Not above 0: they may be written."""
+        if self.limit is not None:
+            return self.used + self.coming + nbytes - self.limit
         account = self._account(namespace)
-        if self.limit is None and self._shares is not None and account is not self._nobody:
-            return account.used + nbytes - self._shares.quota(account)
-        return self.over(nbytes)
+        if self._shares is None or account is self._nobody:
+            return -_UNBOUNDED
+        return account.used + nbytes - self._shares.quota(account)
 
     def victims(self, namespace: bytes, nbytes: int) -> list[ObjectKey]:
         """Whom to delete so that `nbytes` more of this namespace fit; they count until they are removed, and are known

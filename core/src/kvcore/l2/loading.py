@@ -7,9 +7,9 @@ from contextlib import AbstractAsyncContextManager, suppress
 from kvcore.api import BlockingStorage, Failed, FrameError, Item, Loaded, LoadOutcome, Storage
 from kvcore.l2.buffers import headers
 from kvcore.l2.codec import Payload
-from kvcore.l2.stack import Stack
+from kvcore.l2.parcels import Moved, Parcel
 from kvcore.l2.threads import DeadlineExceeded
-from kvcore.l2.transfer import Loads, Transfer
+from kvcore.l2.tools import Tools
 
 KEEP = ("version", "unknown_serde")
 """Frames that another release or configuration may still read: they are misses, and stay."""
@@ -19,17 +19,17 @@ _GIVEN_UP = Failed("nobody waits for it any more", "closed")
 class Loader:
     """One tier's loads."""
 
-    def __init__(self, storage: Storage | BlockingStorage, stack: Stack) -> None:
-        self._codec, self._calls, self._staging, self._record, self._on_thread, self._delete = stack
+    def __init__(self, storage: Storage | BlockingStorage, tools: Tools) -> None:
+        self._codec, self._calls, self._staging, self._record, self._on_thread, self._delete = tools
         # An asyncio storage may have handed the buffers to a thread that outlives its cancellation: such a thread
         # must never write into a slot that has been given to another object.
-        self._direct = stack.codec.plain and (storage.zero_copy or isinstance(storage, BlockingStorage))
+        self._direct = tools.codec.plain and (storage.zero_copy or isinstance(storage, BlockingStorage))
         self._hanging = 0
         """Calls that may still write into the payloads of loads that are over."""
 
     async def load(
-        self, wanted: Sequence[Transfer], held: Callable[[], bool], turn: AbstractAsyncContextManager[None]
-    ) -> Loads:
+        self, wanted: Sequence[Parcel], held: Callable[[], bool], turn: AbstractAsyncContextManager[None]
+    ) -> Moved[LoadOutcome]:
         """See `Tier.load`. While a call hangs that was lent payloads, the next are not lent any.
 
         Args:
@@ -42,9 +42,9 @@ class Loader:
             try:
                 room = [self._codec.max_encoded_bytes(t.nbytes) for t in wanted]
             except Exception as error:  # a serde's own bug
-                return Loads([Failed(f"its serde cannot say how long it encodes: {error!r}", "serde")] * len(wanted))
+                return Moved([Failed(f"its serde cannot say how long it encodes: {error!r}", "serde")] * len(wanted))
             if in_place and not held():
-                return Loads([_GIVEN_UP] * len(wanted))
+                return Moved([_GIVEN_UP] * len(wanted))
             staged = [] if in_place else [self._staging.take(n) for n in room]
             bodies: list[Payload] = (
                 [(memoryview(b)[:n],) for b, n in zip(staged, room, strict=True)]
@@ -63,20 +63,20 @@ class Loader:
             except DeadlineExceeded as error:
                 lost = self._record.failed("load", len(wanted), error)
                 if not in_place or error.settled is None:  # what comes late lands in a staging buffer
-                    return Loads(lost)
+                    return Moved(lost)
                 self._hanging += 1
                 error.settled.add_done_callback(self._settled)
-                return Loads(lost, error.settled)
+                return Moved(lost, error.settled)
             except Exception as error:
-                return Loads(self._record.failed("load", len(wanted), error))
+                return Moved(self._record.failed("load", len(wanted), error))
             self._record.answered("load", raw, time.perf_counter() - begun)
         if not (in_place or held()):
-            return Loads([_GIVEN_UP] * len(wanted))
+            return Moved([_GIVEN_UP] * len(wanted))
         if not outcomes:
             try:
                 outcomes = await self._on_thread("decoding", self._decode, wanted, pages, bodies, raw)
             except DeadlineExceeded as error:
-                return Loads(self._record.failed("load", len(wanted), error), error.settled)
+                return Moved(self._record.failed("load", len(wanted), error), error.settled)
         del items
         for (view, *_), buffer in zip(bodies, staged, strict=False):
             with suppress(BufferError):  # a storage that still holds a view keeps the buffer, too
@@ -89,23 +89,23 @@ class Loader:
         if corrupt:
             self._record.warn("corrupt", f"{len(corrupt)} corrupt objects are deleted")
             await self._delete(corrupt)
-        return Loads(outcomes)
+        return Moved(outcomes)
 
     def _settled(self, call: object) -> None:
         self._hanging -= 1
 
     def _decode(
         self,
-        wanted: Sequence[Transfer],
+        wanted: Sequence[Parcel],
         pages: Sequence[memoryview],
         bodies: Sequence[Payload],
         raw: Sequence[LoadOutcome],
     ) -> list[LoadOutcome]:
         outcomes: list[LoadOutcome] = []
-        for transfer, page, body, outcome in zip(wanted, pages, bodies, raw, strict=True):
+        for parcel, page, body, outcome in zip(wanted, pages, bodies, raw, strict=True):
             if isinstance(outcome, Loaded):
                 try:
-                    self._codec.decode(transfer.key, page, body, outcome.nbytes, transfer.payload, transfer.layout)
+                    self._codec.decode(parcel.key, page, body, outcome.nbytes, parcel.payload, parcel.layout)
                 except FrameError as error:
                     kind = error.reason if error.reason in KEEP else "corrupt"
                     outcome = Failed(f"{error.reason}: {error}", kind)  # noqa: PLW2901

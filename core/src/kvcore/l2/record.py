@@ -1,6 +1,7 @@
 """What comes of a tier's calls: counted, logged, and told to its circuit breaker."""
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -38,17 +39,11 @@ class Record:
 
     def count(self, op: str, outcomes: Sequence[LoadOutcome | StoreOutcome], nbytes: int, begun: float) -> None:
         """Count a call that was answered, and log what failed."""
-        counts: dict[str, int] = {}
         for outcome in outcomes:
-            kind = "ok"
             if isinstance(outcome, Failed):
-                kind = str(outcome.kind)
-                self._log.warning(f"{op} {kind}", f"tier {self.name}: {op} failed: {outcome.reason}")
-            elif isinstance(outcome, Missing):
-                kind = "missing"
-            counts[kind] = counts.get(kind, 0) + 1
-        for kind, count in counts.items():
-            self.metrics.add("tier_operations", count, self.name, op, kind)
+                self._log.warning(f"{op} {outcome.kind}", f"tier {self.name}: {op} failed: {outcome.reason}")
+        for word, count in Counter(map(word_of, outcomes)).items():
+            self.metrics.add("tier_operations", count, self.name, op, word)
         self.metrics.add("tier_bytes", nbytes, self.name, op)
         self.metrics.observe("tier_seconds", time.perf_counter() - begun, self.name, op)
 
@@ -76,3 +71,10 @@ class Record:
         """These are there, and cannot be read here."""
         if len(self.unreadable) < _MAX_UNREADABLE:
             self.unreadable.update(keys)
+
+
+def word_of(outcome: LoadOutcome | StoreOutcome) -> str:
+    """What came of one object, for metrics and traces."""
+    if isinstance(outcome, Failed):
+        return str(outcome.kind)
+    return "missing" if isinstance(outcome, Missing) else "ok"

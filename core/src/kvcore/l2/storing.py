@@ -7,27 +7,27 @@ from typing import Any
 from kvcore.api import Failed, Item, Stored, StoreOutcome
 from kvcore.l2.buffers import headers
 from kvcore.l2.codec import Payload
-from kvcore.l2.stack import Stack
+from kvcore.l2.parcels import Moved, Parcel
 from kvcore.l2.threads import DeadlineExceeded
-from kvcore.l2.transfer import Stores, Transfer
+from kvcore.l2.tools import Tools
 
 
 class Storer:
     """One tier's stores."""
 
-    def __init__(self, stack: Stack) -> None:
-        self._codec, self._calls, self._staging, self._record, self._on_thread, self._delete = stack
+    def __init__(self, tools: Tools) -> None:
+        self._codec, self._calls, self._staging, self._record, self._on_thread, self._delete = tools
 
-    async def store(self, given: Sequence[Transfer], held: Callable[[], bool]) -> Stores:
+    async def store(self, given: Sequence[Parcel], held: Callable[[], bool]) -> Moved[StoreOutcome]:
         """See `Tier.store`."""
         begun = time.perf_counter()
         pages = headers(len(given))
         try:
             bodies, staged = await self._on_thread("encoding", self._encode, given, pages)
         except DeadlineExceeded as error:
-            return Stores(self._record.failed("store", len(given), error), error.settled)
+            return Moved(self._record.failed("store", len(given), error), error.settled)
         if not held():
-            return Stores([Failed("the lease ran out before the objects were encoded", "lease_expired")] * len(given))
+            return Moved([Failed("the lease ran out before the objects were encoded", "lease_expired")] * len(given))
         unreadable = self._record.unreadable
         replaced = [t.key for t in given if t.key in unreadable]
         if replaced:  # a storage may keep what it has
@@ -41,9 +41,9 @@ class Storer:
         try:
             answers = await self._calls.store(asked) if asked else []
         except DeadlineExceeded as error:
-            return Stores(self._record.failed("store", len(given), error), error.settled)
+            return Moved(self._record.failed("store", len(given), error), error.settled)
         except Exception as error:
-            return Stores(self._record.failed("store", len(given), error))
+            return Moved(self._record.failed("store", len(given), error))
         if asked:
             self._record.answered("store", answers, 0.0)  # nobody waits for a store
         rest = iter(answers)
@@ -57,17 +57,15 @@ class Storer:
         for buffer in staged:
             self._staging.give(buffer)
         self._record.count("store", outcomes, written, begun)
-        return Stores(outcomes)
+        return Moved(outcomes)
 
-    def _encode(
-        self, given: Sequence[Transfer], pages: Sequence[memoryview]
-    ) -> tuple[list[Payload | Failed], list[Any]]:
+    def _encode(self, given: Sequence[Parcel], pages: Sequence[memoryview]) -> tuple[list[Payload | Failed], list[Any]]:
         bodies: list[Payload | Failed] = []
         staged = []
-        for transfer, page in zip(given, pages, strict=True):
+        for parcel, page in zip(given, pages, strict=True):
             try:
-                data = self._codec.encode(transfer.key, transfer.payload, transfer.layout, page)
-                if data is not transfer.payload:
+                data = self._codec.encode(parcel.key, parcel.payload, parcel.layout, page)
+                if data is not parcel.payload:
                     # page-aligned, so that a direct write needs no copy of its own
                     (encoded,) = data
                     buffer = self._staging.take(max(1, len(encoded)))

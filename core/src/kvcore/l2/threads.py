@@ -16,12 +16,9 @@ MAX_STUCK = 16
 """So many hung calls are replaced by fresh threads; with more, the pool refuses work until one returns."""
 
 
-class PoolExhausted(Exception):
-    """Every thread is stuck in a call that overran its deadline."""
-
-
 class DeadlineExceeded(StorageError):
-    """A call overran its deadline. `settled` ends when it no longer touches its arguments; None: it does not now."""
+    """A call overran its deadline, or no thread is left for it. `settled` ends when it no longer touches its arguments;
+    None: it does not now."""
 
     def __init__(self, text: str, settled: "asyncio.Future[Any] | None" = None) -> None:
         super().__init__(text)
@@ -58,14 +55,15 @@ class Threads:
         self._closed = False
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Call:
-        """Run `function(*args)` on a thread; the result arrives in `.settled`. Raises `PoolExhausted`."""
+        """Run `function(*args)` on a thread; the result arrives in `.settled`. Raises `DeadlineExceeded` when none is
+        left."""
         call = Call(function, args, asyncio.get_running_loop().create_future())
         call.settled.add_done_callback(ignore_error)
         with self._lock:
             if self._closed:
-                raise PoolExhausted(f"{self._name}: closed")
+                raise DeadlineExceeded(f"{self._name}: closed")
             if self._stuck >= MAX_STUCK:
-                raise PoolExhausted(f"{self._name}: {self._stuck} calls hang, no thread is left")
+                raise DeadlineExceeded(f"{self._name}: {self._stuck} calls hang, no thread is left")
             self._waiting += 1
             self._queue.put(call)
             self._grow()
@@ -78,10 +76,7 @@ class Threads:
 
         Raises what it raises, and `DeadlineExceeded` when `what` has not ended in time or no thread is left.
         """
-        try:
-            call = self.submit(function, *args)
-        except PoolExhausted as error:
-            raise DeadlineExceeded(str(error)) from None
+        call = self.submit(function, *args)
         await asyncio.wait((call.settled,), timeout=timeout_s)
         if not call.settled.done():
             in_use = self.abandon(call)

@@ -6,7 +6,17 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
-from kvcore.api import BlockingStorage, Entry, Failed, ObjectKey, Storage, StorageUnavailable, Usage
+from kvcore.api import (
+    BlockingStorage,
+    Entry,
+    Failed,
+    LoadOutcome,
+    ObjectKey,
+    Storage,
+    StorageUnavailable,
+    StoreOutcome,
+    Usage,
+)
 from kvcore.l2.bounded import BoundedCalls
 from kvcore.l2.breaker import Breaker
 from kvcore.l2.buffers import StagingPool
@@ -14,13 +24,13 @@ from kvcore.l2.calls import Calls
 from kvcore.l2.capacity import Capacity
 from kvcore.l2.codec import Codec
 from kvcore.l2.loading import Loader
+from kvcore.l2.parcels import Moved, Parcel
 from kvcore.l2.record import Record
 from kvcore.l2.speed import LoadSpeed
-from kvcore.l2.stack import Stack
 from kvcore.l2.storing import Storer
 from kvcore.l2.threads import DeadlineExceeded, Threads, ignore_error
 from kvcore.l2.told import Told
-from kvcore.l2.transfer import Loads, Stores, Transfer
+from kvcore.l2.tools import Tools
 from kvcore.l2.turns import Turns
 from kvcore.observe import Metrics, logger
 
@@ -87,22 +97,22 @@ class Tier:
         self._threads = threads
         self._opened = False
         self._closed = False
-        self._calling = 0
+        self._callers = 0
         self._memory: memoryview | None = None
         self._healing: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[None] | None = None
         self._metrics = metrics
         self.concurrency = self._calls.concurrency
         """So many calls its storage takes at once."""
-        self._slots = Turns(self.concurrency)
-        self._loads = Turns(2 * self.concurrency)  # some are read while others are decoded
+        self._turns = Turns(self.concurrency)
+        self._load_turns = Turns(2 * self.concurrency)  # some are read while others are decoded
         self._always = always
         self._speed = LoadSpeed()
         self.breaker = Breaker(self._changed)
         self._record = Record(name, metrics, self.breaker, useful_s)
         staging = StagingPool(8 * self.concurrency)
-        stack = Stack(codec, self._calls, staging, self._record, self._on_thread, self.delete)
-        self._loader, self._storer = Loader(storage, stack), Storer(stack)
+        tools = Tools(codec, self._calls, staging, self._record, self._on_thread, self.delete)
+        self._loader, self._storer = Loader(storage, tools), Storer(tools)
         metrics.set("tier_open", 1, name)
 
     async def open(self) -> None:
@@ -164,23 +174,23 @@ class Tier:
         give_up = time.monotonic() + 2 * self._timeout_s
         quiet = 0
         while quiet < _QUIET and time.monotonic() < give_up:  # a caller may stand between `exists` and `load`
-            quiet = 0 if self._calling else quiet + 1
+            quiet = 0 if self._callers else quiet + 1
             await asyncio.sleep(_QUIET_S)
         self._closed = True
 
     @contextmanager
-    def _call(self) -> Iterator[None]:
-        self._calling += 1
+    def _at_work(self) -> Iterator[None]:
+        self._callers += 1
         try:
             yield
         finally:
-            self._calling -= 1
+            self._callers -= 1
 
     @asynccontextmanager
     async def _turn(self, who: bytes, since: float) -> AsyncIterator[None]:
         """One of the calls that the storage takes at once, to load what has waited `since` then. Raises `_NotUsable`:
         the breaker may open while it waits."""
-        async with self._slots.turn(who):
+        async with self._turns.turn(who):
             self._metrics.observe("tier_wait_seconds", time.perf_counter() - since, self.name, "load")
             if not self.usable:
                 raise _NotUsable
@@ -228,7 +238,7 @@ class Tier:
         if not keys:
             return []
         try:
-            with self._call():
+            with self._at_work():
                 answer = await self._calls.exists(keys, min(self._useful_s, self._timeout_s))
             found = [bool(x) and k not in self._record.unreadable for k, x in zip(keys, answer, strict=True)]
         except Exception as error:
@@ -237,39 +247,39 @@ class Tier:
         self.breaker.success("exists")
         return found
 
-    async def load(self, wanted: Sequence[Transfer], held: Callable[[], bool] = lambda: True) -> Loads:
+    async def load(self, wanted: Sequence[Parcel], held: Callable[[], bool] = lambda: True) -> Moved[LoadOutcome]:
         """Bring objects into their payloads, checked and decoded.
 
         Args:
             held: asked just before the payloads' memory is used: may it still be written? False loads nothing.
         """
-        down = Loads([Failed("the circuit breaker is open", "tier_down")] * len(wanted))
+        down: Moved[LoadOutcome] = Moved([Failed("the circuit breaker is open", "tier_down")] * len(wanted))
         if not wanted or not self.usable:
             return down
         begun = time.perf_counter()
-        with self._call():
+        with self._at_work():
             who = wanted[0].key.namespace
-            async with self._loads.turn(who):
+            async with self._load_turns.turn(who):
                 try:
                     return await self._loader.load(wanted, held, self._turn(who, begun))
                 except _NotUsable:
                     return down
 
     async def store(
-        self, given: Sequence[Transfer], held: Callable[[], bool] = lambda: True, since: float | None = None
-    ) -> Stores:
+        self, given: Sequence[Parcel], held: Callable[[], bool] = lambda: True, since: float | None = None
+    ) -> Moved[StoreOutcome]:
         """Encode objects and write them.
 
         Args:
             held: asked once the checksums are made: are the payloads still what the caller gave? False stores nothing.
             since: when they began to wait, by `time.perf_counter`. Default: now.
         """
-        down = Stores([Failed("the circuit breaker is open", "tier_down")] * len(given))
+        down: Moved[StoreOutcome] = Moved([Failed("the circuit breaker is open", "tier_down")] * len(given))
         if not given or not self.usable:
             return down
         since = since or time.perf_counter()
-        with self._call():
-            async with self._slots.turn(given[0].key.namespace):
+        with self._at_work():
+            async with self._turns.turn(given[0].key.namespace):
                 self._metrics.observe("tier_wait_seconds", time.perf_counter() - since, self.name, "store")
                 return await self._storer.store(given, held) if self.usable else down
 
@@ -311,7 +321,7 @@ class Tier:
         if not isinstance(self._calls, BoundedCalls) or not self._opened or not self.usable:
             return
         try:
-            with self._call():
+            with self._at_work():
                 gone = await self._calls.expire()
         except Exception as error:
             self._record.failed("delete", 1, error)

@@ -2,14 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from kvcore.api import Failed, LoadOutcome, Missing, ObjectKey, StoreOutcome
+from kvcore.l2.parcels import Moved, Outcome, Parcel
+from kvcore.l2.record import word_of
 from kvcore.l2.tier import Tier
-from kvcore.l2.transfer import Loads, Stores, Transfer
 from kvcore.observe.spans import CURRENT, OpenSpan, within
-
-M = TypeVar("M", Loads, Stores)
 
 
 class TracedTier(Tier):
@@ -28,15 +27,17 @@ class TracedTier(Tier):
         finally:
             span.end({"kvcore.objects.found": sum(found or ())})
 
-    async def load(self, wanted: Sequence[Transfer], held: Callable[[], bool] = lambda: True) -> Loads:
+    async def load(self, wanted: Sequence[Parcel], held: Callable[[], bool] = lambda: True) -> Moved[LoadOutcome]:
         """See `Tier.load`."""
         return await self._spanned("load", wanted, super().load(wanted, held))
 
-    async def store(self, given: Sequence[Transfer], *args: Any, **kwargs: Any) -> Stores:
+    async def store(self, given: Sequence[Parcel], *args: Any, **kwargs: Any) -> Moved[StoreOutcome]:
         """See `Tier.store`."""
         return await self._spanned("store", given, super().store(given, *args, **kwargs))
 
-    async def _spanned(self, op: str, batch: Sequence[Transfer], call: Coroutine[Any, Any, M]) -> M:
+    async def _spanned(
+        self, op: str, batch: Sequence[Parcel], call: Coroutine[Any, Any, Moved[Outcome]]
+    ) -> Moved[Outcome]:
         span = self._begin(op, len(batch))
         if span is None:
             return await call
@@ -59,18 +60,12 @@ class TracedTier(Tier):
         return span
 
 
-def _end(span: OpenSpan, batch: Sequence[Transfer], outcomes: Sequence[LoadOutcome | StoreOutcome]) -> None:
+def _end(span: OpenSpan, batch: Sequence[Parcel], outcomes: Sequence[LoadOutcome | StoreOutcome]) -> None:
     nbytes = sum(t.nbytes for t, o in zip(batch, outcomes, strict=False) if not isinstance(o, Failed | Missing))
-    counts = Counter(map(_word, outcomes))
+    counts = Counter(map(word_of, outcomes))
     for outcome in outcomes:
         if isinstance(outcome, Failed):
             span.error = span.error or outcome.reason
     if not outcomes:
         span.error = span.error or "it was given up"
     span.end({"kvcore.bytes": nbytes, **{f"kvcore.objects.{word}": count for word, count in counts.items()}})
-
-
-def _word(outcome: LoadOutcome | StoreOutcome) -> str:
-    if isinstance(outcome, Failed):
-        return outcome.kind
-    return "missing" if isinstance(outcome, Missing) else "ok"

@@ -10,7 +10,8 @@ from typing import NamedTuple, Protocol
 from kvcore.api import Failed, LoadOutcome, Missing, ObjectKey, StoreOutcome
 
 MAX_OBJECTS = 262_144
-"""Entries are kept for so many objects in all: at some 150 bytes for one that is nowhere else, 40 MB at most."""
+"""Entries are kept for so many objects in all: at some 150 bytes for one that is nowhere else, 40 MB at most; 50 MB
+where each is another tenant's."""
 _ENTRY = 2
 """An entry takes as much as so many objects, which is most of it where batches are small."""
 

@@ -75,10 +75,6 @@ def _remote(config: Config, registry: Registry, flags: Mapping[str, Any], name: 
 
     server = config.server
     assert server is not None
-    start = Autostart(config, flags) if server.autostart else _nothing
+    start = Autostart(config, flags) if server.autostart else lambda: None
     each = [server.model_copy(update={"url": (address,)}) for address in server.url]
     return [RemoteEngine(config.model_copy(update={"server": one}), registry, name, start) for one in each]
-
-
-def _nothing() -> None:
-    pass

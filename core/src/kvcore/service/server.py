@@ -126,17 +126,8 @@ class Server:
         self._removals.close()
         self._wake.close()
 
-    def status(self) -> dict[str, Any]:
-        """Who is connected, as plain values. From any thread."""
-        return {
-            "version": __version__,
-            "protocol": wire.PROTOCOL,
-            "addresses": [str(a) for a in self.addresses],
-            "sessions": self.sessions(),
-        }
-
     def sessions(self) -> list[dict[str, Any]]:
-        """Who is connected. From any thread."""
+        """Who is connected, as plain values. From any thread."""
         return [s.status() for s in list(self._sessions.values())]
 
     # -- listening -----------------------------------------------------------------------------------------------------

@@ -49,6 +49,8 @@ def test_usage_and_quotas(serve: Any) -> None:
     assert places(client.get("/tenants?tenant=alice"), "alice")["l1"]["quota"] == 1 << 20
     answer = client.ask("PUT", "/tenants/bob%2Fof%20the%3A%20other%20house", {"quotas": {"l1": 3 << 20}})
     assert (answer.body["tenant"], answer.body["places"][0]["quota"]) == (bob.tenant, 3 << 20)
+    assert places(client.get("/tenants"), bob.tenant)["l1"]["quota"] == 3 << 20  # it has been named
+    assert client.get(f"/tenants?tenant={quote(hidden)}").body["total"] == 1
     client.ask("PUT", "/tenants/alice", {"quotas": {"l1": None}})
     assert places(client.get("/tenants"), "alice")["l1"]["quota"] == 1 << 20  # that of default
 

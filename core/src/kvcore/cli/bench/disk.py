@@ -22,7 +22,7 @@ from kvcore.cli.bench.measure import Case, absent, measure, rate
 from kvcore.cli.bench.rows import Row, Unit
 from kvcore.cli.bench.setting import Setting
 from kvcore.l1 import Arena
-from kvcore.l2 import Codec, Threads, Tier, Transfer
+from kvcore.l2 import Codec, Parcel, Threads, Tier
 from kvcore.l2.buffers import headers
 from kvcore.l2.calls import Calls
 from kvcore.observe import Metrics
@@ -153,22 +153,22 @@ class _Disk:
         await self._each(self._items(), self._calls.load, Loaded)
 
     async def _tier_store(self) -> None:
-        async def store(batch: Sequence[Transfer]) -> Sequence[Any]:
+        async def store(batch: Sequence[Parcel]) -> Sequence[Any]:
             return (await self._tier.store(batch)).outcomes
 
-        await self._each(self._transfers(), store, Stored)
+        await self._each(self._parcels(), store, Stored)
 
     async def _tier_load(self) -> None:
-        async def load(batch: Sequence[Transfer]) -> Sequence[Any]:
+        async def load(batch: Sequence[Parcel]) -> Sequence[Any]:
             return (await self._tier.load(batch)).outcomes
 
-        await self._each(self._transfers(), load, Loaded)
+        await self._each(self._parcels(), load, Loaded)
 
     def _items(self) -> list[Item]:
         return [Item(k, (h, p)) for k, h, p in zip(self._keys, self._pages, self._payloads, strict=True)]
 
-    def _transfers(self) -> list[Transfer]:
-        return [Transfer(k, (p,), self._layout) for k, p in zip(self._keys, self._payloads, strict=True)]
+    def _parcels(self) -> list[Parcel]:
+        return [Parcel(k, (p,), self._layout) for k, p in zip(self._keys, self._payloads, strict=True)]
 
     async def _each(self, things: Sequence[Any], call: Callable[[Any], Awaitable[Any]], wanted: type[Any]) -> None:
         """One call per object, `depth` at once: what the controllers do with objects of this size."""

@@ -16,7 +16,7 @@ from kvcore.cli.running import Runs
 from kvcore.cli.store.opened import PATIENCE_S, opened
 from kvcore.config import TierConfig
 from kvcore.l1 import Arena
-from kvcore.l2 import HEADER_BYTES, Codec, Threads, Tier, Transfer
+from kvcore.l2 import HEADER_BYTES, Codec, Parcel, Threads, Tier
 from kvcore.l2.frames import Frames
 from kvcore.observe import Metrics
 from kvcore.plugins import Registry
@@ -288,9 +288,9 @@ class Rounds:
         """The objects that went well, and the seconds of all, in batches as the controllers cut them and as many at
         once as the storage likes. Raises `StorageError` when none went well."""
         objects = list(objects)
-        transfers = [Transfer(key, (views[i],), self._layout) for i, key in objects]
-        size = self._tier.batch_size(len(transfers), transfers[0].nbytes)
-        batches = [transfers[at : at + size] for at in range(0, len(transfers), size)]
+        parcels = [Parcel(key, (views[i],), self._layout) for i, key in objects]
+        size = self._tier.batch_size(len(parcels), parcels[0].nbytes)
+        batches = [parcels[at : at + size] for at in range(0, len(parcels), size)]
         begun = time.perf_counter()
         answers = await asyncio.gather(*(self._subject.call(call(batch)) for batch in batches))
         seconds = time.perf_counter() - begun
@@ -304,7 +304,7 @@ class Rounds:
         self, op: str, i: int, key: ObjectKey, views: Sequence[memoryview], call: Callable[..., Any]
     ) -> bool:
         begun = time.perf_counter()
-        answer = await self._subject.call(call([Transfer(key, (views[i],), self._layout)]))
+        answer = await self._subject.call(call([Parcel(key, (views[i],), self._layout)]))
         seconds = time.perf_counter() - begun
         went_well = self._went_well(answer.outcomes[0], Stored if op == "store" else Loaded)
         if went_well:

@@ -59,6 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if name not in ("ls", "stat"):
             action.add_argument("--dry-run", action="store_true", help="change nothing, only say what would be done")
         action.add_argument("--json", action="store_true", help="JSON on stdout")
+    made["ls"].epilog = (
+        "a store has no names: MODEL is known of what your caches on this machine have used, with its tenant while a "
+        "cache is open that has one of its requests on record"
+    )
     made["ls"].add_argument("--long", action="store_true", help="every object; with --json, one JSON object a line")
     made["verify"].add_argument("--delete", action="store_true", help="delete what is corrupt")
     made["rm"].add_argument(

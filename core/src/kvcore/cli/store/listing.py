@@ -11,6 +11,7 @@ from kvcore.cli.output import paint, table
 from kvcore.cli.progress import Progress
 from kvcore.cli.store.opened import Source, chosen, tier_path
 from kvcore.cli.store.walk import entries_of, expected
+from kvcore.cli.store.whose import owners
 from kvcore.l2.frames import CannotList, Frames
 
 
@@ -32,7 +33,8 @@ class _Namespace:
 
 
 async def ls(frames: Frames, args: argparse.Namespace, source: Source) -> dict[str, Any]:
-    """JSON: {namespaces: [{namespace, objects, bytes, groups, last_used_s}], objects, bytes}.
+    """JSON: {namespaces: [{namespace, objects, bytes, groups, last_used_s, model, tenant}], objects, bytes}. Model and
+    tenant are null where they are not known, see `owners`.
 
     With `--long`, each object goes to stdout as it is found, as JSON so: {tier, namespace, group, hash, bytes,
     last_used_s}.
@@ -47,8 +49,9 @@ async def ls(frames: Frames, args: argparse.Namespace, source: Source) -> dict[s
                 if args.long:
                     progress.say(_line(frames.name, entry, as_json=args.json))
             progress.add(len(entries))
+    known = owners(found) if found and not (args.long and args.json) else {}
     if not args.json:
-        _show(found)
+        _show(found, known)
     return {
         "namespaces": [
             {
@@ -57,6 +60,8 @@ async def ls(frames: Frames, args: argparse.Namespace, source: Source) -> dict[s
                 "bytes": n.nbytes,
                 "groups": len(n.groups),
                 "last_used_s": n.used_s,
+                "model": known[name][0] if name in known else None,
+                "tenant": known[name][1] if name in known else None,
             }
             for name, n in _by_size(found)
         ],
@@ -110,19 +115,21 @@ def _by_size(found: dict[bytes, _Namespace]) -> list[tuple[bytes, _Namespace]]:
     return sorted(found.items(), key=lambda item: (-item[1].nbytes, item[0]))
 
 
-def _show(found: dict[bytes, _Namespace]) -> None:
+def _show(found: dict[bytes, _Namespace], known: dict[bytes, tuple[str, str]]) -> None:
     rows = [
-        (name.hex(), _count(n.objects), _size(n.nbytes), str(len(n.groups)), _time(n.used_s))
+        (name.hex(), _count(n.objects), _size(n.nbytes), str(len(n.groups)), _time(n.used_s),
+         ", ".join(filter(None, known.get(name, ("-",)))))
         for name, n in _by_size(found)
-    ]
+    ]  # fmt: skip
     total = (
         f"{len(found)} {'namespace' if len(found) == 1 else 'namespaces'}",
         _count(sum(n.objects for n in found.values())),
         _size(sum(n.nbytes for n in found.values())),
         "",
         "",
+        "",
     )
-    table(("NAMESPACE", "OBJECTS", "BYTES", "GROUPS", "LAST USED"), [*rows, total])
+    table(("NAMESPACE", "OBJECTS", "BYTES", "GROUPS", "LAST USED", "MODEL"), [*rows, total])
 
 
 def _line(tier: str, entry: Entry, *, as_json: bool) -> str:

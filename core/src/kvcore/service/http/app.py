@@ -19,6 +19,7 @@ from kvcore.engine import CacheEngine
 from kvcore.explain.explain import NotOnRecord
 from kvcore.explain.models import Comparison, DiffModel, Explanations, Question
 from kvcore.l2 import Threads, Tier
+from kvcore.observe.decisions import tenant_shown
 from kvcore.service.http import models as m
 from kvcore.service.http.clearing import clear, spaces_of
 from kvcore.service.http.guard import MAX_PROMPT_BYTES, Guard
@@ -221,7 +222,7 @@ class Api:
         query: m.TenantsQuery = call.query
         found = await self._work(self._tenants)
         if query.tenant is not None:
-            found = {t: places for t, places in found.items() if query.tenant in (t, self._subject.tenant(t))}
+            found = {t: places for t, places in found.items() if query.tenant in (t, tenant_shown(t, ()))}
         most = heapq.nlargest(query.limit, found, key=lambda t: max(u.used for u in found[t].values()))
         # `default` is what all others share, and whoever asks for a name knows it
         asked = (DEFAULT_TENANT, query.tenant)

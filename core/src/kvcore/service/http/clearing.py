@@ -77,8 +77,8 @@ def _namespaces(engine: CacheEngine, wanted: ClearModel) -> set[bytes] | None:
     if wanted.namespace is not None:
         return {bytes.fromhex(wanted.namespace)}
     assert wanted.tenant is not None
-    name, named = wanted.tenant, engine.manager.config.tenants
-    found = {ns for ns, t in engine.manager.tenancy.bound().items() if name in (t, tenant_shown(t, named))}
+    name = wanted.tenant
+    found = {ns for ns, t in engine.manager.tenancy.bound().items() if name in (t, tenant_shown(t, ()))}
     if not found and wanted.tiers and not name.startswith("#"):  # of a time before the last start
         cache = Cache(engine)
         found = set(of_tenant(cache, name, cache.past() | cache.identities()))

@@ -208,7 +208,7 @@ def _recorded(engine: CacheEngine, counted: "Counter[bytes]") -> list[RecordedMo
         RecordedModel(
             namespace=ns.hex(),
             model=known[ns].spec.model if ns in known else "",
-            tenant=tenant_shown(tenants.get(ns, ""), engine.manager.config.tenants),
+            tenant=tenant_shown(tenants.get(ns, ""), engine.manager.named_tenants),
             requests=requests,
         )
         for ns, requests in counted.most_common(MAX_PAGE)

@@ -29,7 +29,8 @@ _FILE = re.compile(r"(.+)-(\d+)(?:\.(\d+))?\.sock\Z")
 
 
 class NoAnswer(KVCoreError):
-    """A cache is gone, or does not answer in time. `late`: the latter; it may have begun with what it was asked."""
+    """A cache was closed, is gone, or does not answer in time. `late`: the latter; it may have begun with what it was
+    asked."""
 
     def __init__(self, text: str, *, late: bool = False) -> None:
         super().__init__(text)
@@ -64,7 +65,8 @@ class Cache(NamedTuple):
 
 
 def caches() -> list[Cache]:
-    """The open caches of this user on this machine, by name. What processes that were killed have left is removed."""
+    """The open caches of this user on this machine, by name. What processes that were killed have left is removed, a
+    while after it was found."""
     found: dict[str, Cache] = {}
     for place in folder.folders():
         try:
@@ -79,7 +81,7 @@ def caches() -> list[Cache]:
             if folder.alive(path):
                 found[str(path)] = Cache(matched[1], int(matched[2]), str(path))
             elif place.stat().st_uid == os.geteuid():
-                path.unlink(missing_ok=True)
+                folder.bury(path)
     return sorted(found.values(), key=lambda cache: (cache.name, cache.pid, len(cache.path), cache.path))
 
 
@@ -123,8 +125,7 @@ def ask(cache: Cache, path: str, body: Any = None, *, timeout_s: float = ASK_S) 
         text = f"{cache.label} is busy: for {timeout_s:g} s it had no room for one more question"
         raise NoAnswer(f"{text}: ask again, or see what its process is doing") from error
     except (OSError, http.client.HTTPException) as error:
-        why = getattr(error, "strerror", None) or error or "it closed the connection"
-        raise NoAnswer(f"{cache.label} is gone: {why}") from error
+        raise NoAnswer(f"{cache.label} {_end(cache, error)}") from error
     finally:
         connection.close()
     if response.status >= 400:
@@ -135,6 +136,15 @@ def ask(cache: Cache, path: str, body: Any = None, *, timeout_s: float = ASK_S) 
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Refusal(f"{cache.label}: its answer is no JSON: it is no kvcore", response.status) from error
+
+
+def _end(cache: Cache, error: Exception) -> str:
+    """What has become of a cache that nobody answers for."""
+    if cache.path and not os.path.lexists(cache.path):
+        return "was closed"
+    if cache.path and isinstance(error, ConnectionRefusedError):
+        return "is gone: its process has ended without closing it"
+    return f"is gone: {getattr(error, 'strerror', None) or error or 'it closed the connection'}"
 
 
 def _read(cache: Cache, response: http.client.HTTPResponse) -> bytes:

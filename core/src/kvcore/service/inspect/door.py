@@ -85,10 +85,10 @@ class Door:
             self._wait_for_recorder()
             self._over = True
             atexit.unregister(self.close)
+            self.path.unlink(missing_ok=True)  # first: by this a cache that was closed is told from one that was killed
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # which wakes the thread
             self._socket.close()
-            self.path.unlink(missing_ok=True)
 
     def _wait_for_recorder(self) -> None:
         closing = time.monotonic()

@@ -3,11 +3,15 @@
 import os
 import socket
 import stat
+import time
+from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "KVCORE_RUN_DIR"
 MAX_PATH_BYTES = 107
 """Of a Unix socket's path, on Linux."""
+DEAD_S = 60.0
+"""So long a dead socket stays: who watched the cache asks again, and sees that it was not closed."""
 
 
 def folders() -> list[Path]:
@@ -78,3 +82,14 @@ def alive(path: Path) -> bool:
         except OSError:  # it has no time for us
             return True
     return True
+
+
+def bury(path: Path) -> None:
+    """Remove a socket behind which nobody listens, `DEAD_S` after it was first found so: that time is its `ctime`, once
+    it has no `mtime`."""
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        if found.st_mtime:
+            os.utime(path, (0, 0))
+        elif time.time() - found.st_ctime >= DEAD_S:
+            path.unlink()

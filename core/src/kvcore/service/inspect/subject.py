@@ -86,27 +86,26 @@ class Subject:
         found: Decisions = cast(Any, self.cache).decisions  # each of the classes has it
         return found
 
+    def _registered(self) -> dict[bytes, tuple[ModelSpec, str]]:
+        """Namespace -> model and tenant, of all that were registered; of a client, those that its engine uses."""
+        if self.manager is None:
+            return {s.namespace: (s.spec, s.tenant) for c in self.clients for s in c.spaces() if s.namespace}
+        known: Identities | None = getattr(self.cache, "identities", None)
+        return {n: (i.spec, i.tenant) for n, i in known.all().items()} if known is not None else {}
+
     @property
     def spaces(self) -> dict[bytes, tuple[str, str]]:
-        """Namespace -> model and tenant as it is shown, of all that were registered; of a client, those that its engine
-        uses."""
-        if self.manager is None:
-            used = [s for c in self.clients for s in c.spaces() if s.namespace]
-            return {s.namespace: (s.spec.model, self.tenant(s.tenant)) for s in used}
-        known: Identities | None = getattr(self.cache, "identities", None)
-        return {n: (i.spec.model, self.tenant(i.tenant)) for n, i in known.all().items()} if known is not None else {}
+        """Namespace -> the model's name, and the tenant as it is shown."""
+        return {n: (spec.model, self.tenant(tenant)) for n, (spec, tenant) in self._registered().items()}
 
     def tenant(self, name: str) -> str:
         """A tenant as it is shown, see `tenant_shown`."""
-        return tenant_shown(name, self.config.tenants)
+        return tenant_shown(name, self.config.tenants if self.manager is None else self.manager.named_tenants)
 
     @property
     def specs(self) -> dict[bytes, ModelSpec]:
         """Namespace -> the model as its engine describes it."""
-        if self.manager is None:
-            return {s.namespace: s.spec for c in self.clients for s in c.spaces() if s.namespace}
-        known: Identities | None = getattr(self.cache, "identities", None)
-        return {n: i.spec for n, i in known.all().items()} if known is not None else {}
+        return {n: spec for n, (spec, _) in self._registered().items()}
 
     @property
     def models(self) -> dict[str, str]:

@@ -1,13 +1,15 @@
 """What goes through a tier: objects to move, and what has come of each. Blocks of engines are `kvcore.transfer`'s."""
 
 import asyncio
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from kvcore.api import LoadOutcome, ObjectKey, ObjectLayout, StoreOutcome
 from kvcore.l2.codec import Payload
 
+Outcome = TypeVar("Outcome", LoadOutcome, StoreOutcome)
 
-class Transfer(NamedTuple):
+
+class Parcel(NamedTuple):
     """One object to move: its key, its payload in the caller's memory, and its layout.
 
     The payload may lie in several places: contiguous ranges of unsigned bytes, one after the other.
@@ -23,15 +25,9 @@ class Transfer(NamedTuple):
         return sum(map(len, self.payload))
 
 
-class Loads(NamedTuple):
-    """Outcome per object, and a future that ends when nobody writes into the payloads any more (None: now)."""
+class Moved(NamedTuple, Generic[Outcome]):
+    """What has come of a load or a store: an outcome per object, and a future that ends when nobody writes into the
+    payloads, or reads them, any more (None: now)."""
 
-    outcomes: list[LoadOutcome]
-    settled: "asyncio.Future[Any] | None" = None
-
-
-class Stores(NamedTuple):
-    """Outcome per object, and a future that ends when nobody reads the payloads any more (None: now)."""
-
-    outcomes: list[StoreOutcome]
+    outcomes: list[Outcome]
     settled: "asyncio.Future[Any] | None" = None

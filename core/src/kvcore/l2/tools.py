@@ -1,4 +1,4 @@
-"""What a tier is made of, as its loads and stores use it."""
+"""What a tier lends its loads and stores."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from kvcore.l2.codec import Codec
 from kvcore.l2.record import Record
 
 
-class Stack(NamedTuple):
+class Tools(NamedTuple):
     """One tier's.
 
     Args:

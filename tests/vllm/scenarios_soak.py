@@ -1,5 +1,7 @@
 """A soak: conversations without end through one engine whose cache is small, with aborts and files that get damaged."""
 
+import ctypes
+import gc
 import os
 import random
 import time
@@ -40,6 +42,7 @@ def soak(models: Path, folder: str, seconds: float, seed: int = 1) -> dict[str, 
         while time.monotonic() < begun + seconds or len(rests) < 3:
             _round(e, talks, ran, seen, wrong, min(30.0, seconds / 3), Path(folder))
             e.settle()
+            _give_back()
             rests.append({"taken": taken(os.getpid()), "leaks": e.leaks(), "threads": len(kvcore_threads())})
         before = taken(os.getpid()).cpu_s
         time.sleep(_REST_S)
@@ -150,6 +153,12 @@ def _fill_the_record(e: Engine) -> None:
         plan = cache.reserve(space, [os.urandom(32) for _ in range(one)], 0, one, ids)
         noted += plan.skipped["l1_full"]
         cache.publish(plan.id, False)
+
+
+def _give_back() -> None:
+    """Garbage goes, and what the C library keeps of freed memory: as much as requests have happened to leave behind."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def _prompt(ids: list[int]) -> Any:

@@ -13,12 +13,15 @@ import pytest
 
 SOAK_S = float(os.environ.get("KVCORE_TEST_SOAK_S", "6"))
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(300 + 3 * SOAK_S)]
+FEW_KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "8"}
+"""oneDNN compiles each of the model's products anew for each number of tokens, and keeps so many: as many as it likes
+make vLLM on a CPU grow by hundreds of MiB, with and without kvcore."""
 NO_LEAKS = {"leases": 0, "staging": 0, "quarantined": 0, "plans": 0, "requests": 0}
 
 
 def test_soak_answers_are_those_without_a_cache_and_nothing_grows(run_child: Any, tmp_path: Path) -> None:
     name = f"soak:{json.dumps({'folder': str(tmp_path / 'tier'), 'seconds': SOAK_S})}"
-    results = run_child(name, timeout_s=int(280 + 3 * SOAK_S))
+    results = run_child(name, timeout_s=int(280 + 3 * SOAK_S), **FEW_KERNELS)
     found = results[name]
     lines = [line for line in results.log.read_text().splitlines() if " WARNING " in line or " ERROR " in line]
     rests = found["rests"]
@@ -36,7 +39,7 @@ def test_soak_answers_are_those_without_a_cache_and_nothing_grows(run_child: Any
     assert found["faults"] == {}
     assert [rest["leaks"] for rest in rests] == [NO_LEAKS] * len(rests)
     early, last = rests[len(rests) // 2], rests[-1]
-    assert last["taken"][0] - early["taken"][0] < 96 << 10, rests  # KiB; the first requests have vLLM's own grow, too
+    assert last["taken"][0] - early["taken"][0] < 8 << 10, rests  # KiB
     assert last["taken"][1] - early["taken"][1] <= 4, rests
     assert last["threads"] <= early["threads"], rests
     assert found["idle"] < 0.1

@@ -63,7 +63,8 @@ def kvcore(*words: str, cwd: Path, timeout_s: float = 60, **options: Any) -> sub
     """The command line in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "kvcore", *words],
-        cwd=cwd, capture_output=True, text=True, timeout=timeout_s, check=False, env=clean_env(), **options,
+        cwd=cwd, capture_output=True, text=True, timeout=timeout_s, check=False,
+        env={**clean_env(), "KVCORE_RUN_DIR": str(cwd / "run")}, **options,
     )  # fmt: skip
 
 

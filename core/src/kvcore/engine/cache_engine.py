@@ -15,9 +15,10 @@ from kvcore.api import LeaseError, ObjectEvent, ObjectKey
 from kvcore.config import Config, load_config
 from kvcore.control import StorageManager
 from kvcore.engine import space as spaces
+from kvcore.engine.answers import count_answer, promised
 from kvcore.engine.face import Coming, StorePlan
 from kvcore.engine.identity import Identities, Identity
-from kvcore.engine.lookup import Lookup, count_answer, promised
+from kvcore.engine.lookup import Lookup
 from kvcore.engine.plans import load_plan, storable, store_plan
 from kvcore.engine.prefetch import Prefetcher
 from kvcore.engine.presence import Presence

@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 
-from kvcore.api import LeaseError
 from kvcore.control import Fetch, Step, StorageManager, Want, unheard
-from kvcore.engine.face import Coming, EngineLookup
+from kvcore.engine.face import Coming
 from kvcore.engine.space import Space
 from kvcore.l1 import L1Object, ObjectSpace, ReadLease
 from kvcore.l2 import Tier
-from kvcore.observe import Decision, Metrics, logger
+from kvcore.observe import Decision, logger
 
 _ABSENT = "absent"
 SLACK_S = 1.0
@@ -347,36 +346,6 @@ class Lookup:
         self._answered(self, time.perf_counter() - self._began)
         if self._done is not None:
             self._done.set()
-
-
-def count_answer(metrics: Metrics, lookup: EngineLookup, seconds: float) -> None:
-    """Count an answered lookup, which has taken so long. One of nothing is on record only."""
-    chunks = sum(lookup.sources.values()) + sum(lookup.misses.values())
-    if not chunks:
-        return
-    metrics.add("lookups")
-    metrics.add("lookup_chunks", chunks)
-    metrics.observe("lookup_seconds", seconds)
-    for source, count in lookup.sources.items():
-        metrics.add("hit_chunks", count, source)
-    for reason, count in lookup.misses.items():
-        metrics.add("miss_chunks", count, reason)
-
-
-def count_asked(metrics: Metrics, absent: int) -> None:
-    """Count a question for single objects, `absent` of which are not there; others are counted as they are loaded."""
-    metrics.add("lookups")
-    metrics.add("lookup_chunks", absent)
-    metrics.add("miss_chunks", absent, "absent")
-
-
-def promised(lookup: EngineLookup) -> int:
-    """Where ends what an answered lookup has found. Raises `LeaseError` when that is less than it once was."""
-    before = lookup.answer
-    end = lookup.poll()
-    if end is None or end < (before or 0):
-        raise LeaseError("the lookup's leases have ended")
-    return end
 
 
 def _log_fault(task: "asyncio.Task[None]") -> None:

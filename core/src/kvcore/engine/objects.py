@@ -6,8 +6,8 @@ from concurrent.futures import Future
 
 from kvcore.api import ObjectKey
 from kvcore.control import locate
+from kvcore.engine.answers import count_asked
 from kvcore.engine.cache_engine import CacheEngine
-from kvcore.engine.lookup import count_asked
 from kvcore.engine.space import Space
 
 

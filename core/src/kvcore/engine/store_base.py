@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from kvcore.engine.lookup import count_asked
+from kvcore.engine.answers import count_asked
 from kvcore.engine.store_space import StoreSpace
 from kvcore.observe import Asked, Decision, Decisions, Metrics, Throttle, logger
 from kvcore.observe.decisions import Answer

@@ -13,7 +13,7 @@ from kvcore.api import LeaseError, ObjectEvent, ObjectKey
 from kvcore.config import Config
 from kvcore.engine import Coming, ModelSpec, Space, StorePlan
 from kvcore.engine import space as spaces
-from kvcore.engine.lookup import count_answer, promised
+from kvcore.engine.answers import count_answer, promised
 from kvcore.observe import Asked, Decision, Decisions, Metrics, Throttle
 from kvcore.observe.savings import count_saved
 from kvcore.plugins import Registry

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from kvcore.api import ConfigError, LeaseError
 from kvcore.engine import ModelSpec, Space, StorePlan
-from kvcore.engine.lookup import promised
+from kvcore.engine.answers import promised
 from kvcore.engine.parts import joined
 from kvcore.observe import Asked, Decision, Decisions
 from kvcore.service.client import RemoteEngine, ServedSpace

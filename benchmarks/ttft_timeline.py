@@ -187,6 +187,10 @@ def table(columns: dict[str, Request], copy: float) -> str:
     over = [f"{r.seconds / floor:.2f}" for r, floor in zip(columns.values(), floors, strict=True)]
     lines.append(f"| first token / floor | {' | '.join(over)} |")
     busy = {name: [_union(r.named(*what)) for what in BESIDE] for name, r in columns.items()}
+    longest = [f["lookup"] + max(b[:3]) + f[STEP] for f, b in zip(taken.values(), busy.values(), strict=True)]
+    lines.append(f"| lookup + the longest of the three below + step | {' | '.join(map(_ms, longest))} |")
+    over = [f"{r.seconds / floor:.2f}" for r, floor in zip(columns.values(), longest, strict=True)]
+    lines.append(f"| first token / that | {' | '.join(over)} |")
     for i, title in enumerate(("reads", "checks and decoding", "copies", "all three, beside each other")):
         lines.append(f"| {title} | {' | '.join(_ms(times[i]) for times in busy.values())} |")
     return "\n".join(lines)

@@ -1,5 +1,6 @@
 """The command line: what it prints, its exit status, and that no error is a traceback."""
 
+import argparse
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ from plugin_samples import storage
 
 from kvcore.api import Finding, PluginError
 from kvcore.cli import main
+from kvcore.cli.app import COMMANDS, _parser
 from kvcore.cli.child import Outcome, call
 from kvcore.engine import CacheEngine
 from kvcore.plugins import known
@@ -45,6 +47,49 @@ def test_usage(capsys):
     out, err = capsys.readouterr()
     assert "kvcore 0." in out
     assert "Traceback" not in err
+
+
+def leaves(parser):
+    """It, or the commands below it."""
+    below = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    return [leaf for a in below for child in a.choices.values() for leaf in leaves(child)] or [parser]
+
+
+def test_the_configuration_is_taken_with_its_flag_and_where_there_is_no_other_word_without():
+    by_word, by_flag = set(), set()
+    for command in COMMANDS:
+        _, modules = _parser(command)
+        parser = argparse.ArgumentParser(prog=command)
+        modules[command].add_arguments(parser)
+        for leaf in leaves(parser):
+            words = {a.metavar or a.dest: a.dest for a in leaf._actions if not a.option_strings}
+            if any("--config" in a.option_strings for a in leaf._actions):
+                (by_flag if words.get("FILE") is None else by_word).add(leaf.prog)
+                assert words in ({}, {"FILE": "config"}) or "FILE" not in words
+    assert by_word == {
+        "config check", "config show", "doctor", "serve", "bench l2",
+        *(f"store {action}" for action in ("ls", "stat", "verify", "rm", "gc")),
+    }  # fmt: skip
+    workloads = {prog for prog in by_flag if prog.startswith("bench engine ")}
+    assert by_flag - workloads == {"run", "replay", "plan", "store cp"}
+    assert workloads
+
+
+@pytest.mark.parametrize("words", [["a.yaml"], ["--config", "a.yaml"], ["--set", "salt=x", "a.yaml"]])
+def test_the_same_file_both_ways(tmp_path, capsys, words):
+    (tmp_path / "a.yaml").write_text("l1: {size: 70MiB}\nl2: []\n")
+    for action in ("check", "show"):
+        assert main(["config", action, *words]) == 0
+        assert "a.yaml" in capsys.readouterr().out
+    assert main(["store", "stat", *words]) == 1
+    assert "a.yaml has no tiers" in capsys.readouterr().err
+    assert main(["serve", *words]) == 1
+    assert "server: is missing" in capsys.readouterr().err
+
+
+def test_a_file_is_named_once(capsys):
+    assert main(["config", "show", "a.yaml", "--config", "b.yaml"]) == 2
+    assert "argument --config: not allowed with argument FILE" in capsys.readouterr().err
 
 
 # --- plugins

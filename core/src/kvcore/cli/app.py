@@ -59,7 +59,7 @@ def _run(arguments: list[str]) -> int:
         args, unknown = parser.parse_known_args(arguments)
         if unknown:
             follow = getattr(args, "words_follow", words is not None)
-            hint = ": what is the engine's stands behind `--`" if follow else _meant(unknown)
+            hint = _meant(unknown, args) or (": what is the engine's stands behind `--`" if follow else "")
             parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         args.words = words
         if args.command is None:
@@ -89,14 +89,10 @@ def _cut(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments[:at], arguments[at + 1 :]
 
 
-def _meant(unknown: list[str]) -> str:
-    """Some commands take FILE, where it is all they are about, and others `--config FILE`."""
-    for word in unknown:
-        if word.partition("=")[0] == "--config":
-            return " (this command takes FILE without --config)"
-        if word.endswith((".yaml", ".yml")):
-            return f" (did you mean --config {word}?)"
-    return ""
+def _meant(unknown: list[str], args: argparse.Namespace) -> str:
+    """Some commands take other words, and FILE by `--config` only."""
+    file = next((word for word in unknown if word.endswith((".yaml", ".yml"))), None)
+    return f" (did you mean --config {file}?)" if file is not None and "config" in args else ""
 
 
 def _parser(command: str | None) -> tuple[argparse.ArgumentParser, dict[str, ModuleType]]:

@@ -19,12 +19,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("show", "every value in force, with its source: file, environment, flag or default"),
     ):
         action = actions.add_parser(name, help=help_text, description=help_text, allow_abbrev=False)
-        needed = {} if name == "check" else {"nargs": "?"}
-        action.add_argument("file", metavar="FILE", help="a YAML file", **needed)  # type: ignore[arg-type]
+        add_file(action, "a YAML file", required=name == "check")
+        if name == "check":
+            action.usage = "kvcore config check [OPTIONS] FILE"
         add_set(action)
         action.add_argument("--json", action="store_true", help="JSON on stdout")
     help_text = "turn LMCache's configuration into a kvcore.yaml, and say what became of every setting"
     command.add_arguments(actions.add_parser("from-lmcache", help=help_text, description=help_text, allow_abbrev=False))
+
+
+def add_file(
+    parser: argparse.ArgumentParser,
+    text: str = "a YAML file (default: KVCORE_CONFIG, or the defaults)",
+    *,
+    word: bool = True,
+    required: bool = False,
+) -> None:
+    """The flag of the configuration, `args.config`. `word`: it may stand without the flag, too."""
+    one = parser.add_mutually_exclusive_group(required=required)
+    if word:
+        one.add_argument("config", metavar="FILE", nargs="?", default=argparse.SUPPRESS, help=text)
+    one.add_argument("--config", metavar="FILE", help="the same" if word else text)
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:
@@ -66,24 +81,24 @@ def _check(args: argparse.Namespace) -> int:
     notes: list[str] = []
     registry = registry_from_env()
     try:
-        config = load_config(args.file, env=os.environ, flags=flags(args), registry=registry)
+        config = load_config(args.config, env=os.environ, flags=flags(args), registry=registry)
         registry.use_hooks(config.hooks)
         if wrong := capacities(config, registry) + script_faults(config.plugins, config.sources):
             raise InvalidConfigError(wrong)
         notes = notes_on(config) + unusable(config, registry)
     except PluginError as e:
         text = str(e)
-        faults = [{"place": args.file or "", "path": "hooks", "text": text}]
+        faults = [{"place": args.config or "", "path": "hooks", "text": text}]
     except InvalidConfigError as e:
         faults = [{"place": f.place, "path": f.path, "text": f.text} for f in e.faults]
         text = str(e)
     if args.json:
-        print_json({"file": args.file, "ok": not faults, "faults": faults, "notes": notes})
+        print_json({"file": args.config, "ok": not faults, "faults": faults, "notes": notes})
     elif faults:
         print(text)
-        print(paint(f"{args.file}: {len(faults)} {'fault' if len(faults) == 1 else 'faults'}", "error"))
+        print(paint(f"{args.config}: {len(faults)} {'fault' if len(faults) == 1 else 'faults'}", "error"))
     else:
-        print(paint(f"{args.file}: no faults", "ok"))
+        print(paint(f"{args.config}: no faults", "ok"))
         for note in notes:
             print(f"{paint('note:', 'note')} {note}")
     return 1 if faults else 0
@@ -93,7 +108,7 @@ def _show(args: argparse.Namespace) -> int:
     """JSON: {file, values: [{path, value, source: {kind, name, line, column}}]}. Secrets are masked."""
     from kvcore.config import load_config
 
-    config = load_config(args.file, env=os.environ, flags=flags(args), registry=registry_from_env())
+    config = load_config(args.config, env=os.environ, flags=flags(args), registry=registry_from_env())
     rows = config.rows()
     if args.json:
         values: list[dict[str, Any]] = []

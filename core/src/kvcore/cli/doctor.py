@@ -12,7 +12,7 @@ from kvcore.api.engine import Finding
 from kvcore.api.errors import KVCoreError, PluginError
 from kvcore.cli import interrupted, machine, sanity, server, tiers
 from kvcore.cli.child import call
-from kvcore.cli.config import add_set, flags
+from kvcore.cli.config import add_file, add_set, flags
 from kvcore.cli.output import COLOURS, LINES, paint, print_json, printable, track
 from kvcore.cli.versions import versions
 from kvcore.config import load_config
@@ -23,7 +23,7 @@ CHILD_TIMEOUT_S = 120.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `kvcore doctor`."""
-    parser.add_argument("file", metavar="FILE", nargs="?", help="a YAML file (default: KVCORE_CONFIG, or the defaults)")
+    add_file(parser)
     add_set(parser)
     parser.add_argument("--json", action="store_true", help="JSON on stdout")
 
@@ -64,11 +64,11 @@ def _unread(args: argparse.Namespace) -> list[Finding]:
     """What is wrong with a file of which nothing can be read."""
     from kvcore.config.yaml_file import read_file
 
-    file = args.file or os.environ.get("KVCORE_CONFIG")
+    file = args.config or os.environ.get("KVCORE_CONFIG")
     if not file:
         return []
     tree, faults = read_file(file)
-    remedy = "give the path of a YAML file, or none" if args.file else "correct KVCORE_CONFIG, or unset it"
+    remedy = "give the path of a YAML file, or none" if args.config else "correct KVCORE_CONFIG, or unset it"
     return [] if tree.value else [Finding("error", "config", str(fault), remedy) for fault in faults]
 
 
@@ -198,7 +198,7 @@ def _plugin(path: str, args: argparse.Namespace) -> str:
     """The plugin, as the file names it, of which this is an option; empty where it is none's."""
     from kvcore.config.yaml_file import read_file
 
-    file = args.file or os.environ.get("KVCORE_CONFIG")
+    file = args.config or os.environ.get("KVCORE_CONFIG")
     value: Any = read_file(file)[0].value if file else None
     name = ""
     for part in re.findall(r"[^.\[\]]+", path):
@@ -220,7 +220,7 @@ def _configuration(registry: Registry, args: argparse.Namespace) -> Iterator[Fin
     from kvcore.config.scripts import script_faults
 
     try:
-        config = load_config(args.file, flags=flags(args), registry=registry)
+        config = load_config(args.config, flags=flags(args), registry=registry)
     except InvalidConfigError as e:
         for fault in e.faults:
             plugin = _plugin(fault.path, args)

@@ -11,7 +11,7 @@ from typing import NoReturn
 from kvcore.api.engine import EngineIntegration, Launch, LaunchRequest
 from kvcore.api.errors import ConfigError, PluginError
 from kvcore.cli import held
-from kvcore.cli.config import add_set, flags
+from kvcore.cli.config import add_file, add_set, flags
 from kvcore.plugins import PluginSpec, Registry, registry_from_env
 
 WORDS_FOLLOW = True
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "kvcore run [OPTIONS] ENGINE -- WORDS OF THE ENGINE'S OWN COMMAND"
     parser.epilog = "example: kvcore run vllm --config kvcore.yaml -- serve MODEL --port 8000"
     parser.add_argument("engine", metavar="ENGINE", help="an engine plugin: see kvcore plugins list --kind engine")
-    parser.add_argument("--config", metavar="FILE", help="a YAML file (default: KVCORE_CONFIG, or the defaults)")
+    add_file(parser, word=False)
     add_set(parser)
     parser.add_argument("--via", metavar="WAY", help="how the engine uses kvcore, where it can in several ways")
     parser.add_argument(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvcore.api import ConfigError, format_size
-from kvcore.cli.config import add_set, flags
+from kvcore.cli.config import add_file, add_set, flags
 from kvcore.plugins import registry_from_env
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ HTTP = "127.0.0.1:7601"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `kvcore serve`."""
-    parser.add_argument("--config", metavar="FILE", help="a YAML file with `server`; default: KVCORE_CONFIG")
+    add_file(parser, "a YAML file with `server` (default: KVCORE_CONFIG)")
     parser.add_argument(
         "--http",
         metavar="ADDRESS",

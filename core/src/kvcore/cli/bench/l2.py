@@ -22,7 +22,7 @@ from kvcore.cli.bench.l2_subject import OPERATIONS, Load, Subject
 from kvcore.cli.bench.measure import Case, Sampler, measure
 from kvcore.cli.bench.rows import Row, Unit
 from kvcore.cli.bench.show import number
-from kvcore.cli.config import add_set, flags
+from kvcore.cli.config import add_file, add_set, flags
 from kvcore.cli.heard import heard
 from kvcore.cli.output import error, paint, print_json, table
 from kvcore.cli.progress import Progress
@@ -48,7 +48,7 @@ class Cell(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `kvcore bench l2`. Those that `kvcore bench` has, too, may stand before `l2` as well."""
-    parser.add_argument("--config", metavar="FILE", help="a YAML file (default: KVCORE_CONFIG, or the defaults)")
+    add_file(parser)
     add_set(parser)
     parser.add_argument("--tier", action="append", default=[], metavar="NAME", help="only this tier; repeatable")
     parser.add_argument(

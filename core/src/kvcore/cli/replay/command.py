@@ -9,7 +9,7 @@ from typing import Any
 from kvcore.api import format_size
 from kvcore.api.errors import ConfigError
 from kvcore.cli.arguments import positive, token_bytes
-from kvcore.cli.config import add_set, flags
+from kvcore.cli.config import add_file, add_set, flags
 from kvcore.cli.output import error, print_json
 from kvcore.cli.replay.replaying import Replay, model
 from kvcore.cli.simulate.trace import Trace, read_trace
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "trace", metavar="TRACE", help="as `kvcore record` writes it, or in a format of `kvcore simulate`"
     )
-    parser.add_argument("--config", metavar="FILE", help="the cache: a YAML file (default: KVCORE_CONFIG)")
+    add_file(parser, "the cache: a YAML file (default: KVCORE_CONFIG)", word=False)
     parser.add_argument(
         "--bytes-per-token", metavar="SIZE", type=token_bytes,
         help="KV of one token, such as 128KiB: `kvcore plan --model MODEL` says it (default: what a trace of "

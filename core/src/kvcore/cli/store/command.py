@@ -10,7 +10,7 @@ from kvcore.api import ConfigError, KVCoreError
 from kvcore.api.keys import NAMESPACE_BYTES
 from kvcore.api.units import parse_duration
 from kvcore.cli import running
-from kvcore.cli.config import add_set, flags
+from kvcore.cli.config import add_file, add_set, flags
 from kvcore.cli.output import LINES, error, paint, print_json, printable
 from kvcore.cli.store.copying import copy
 from kvcore.cli.store.listing import ls, show_stat, stat
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     made = {}
     for name, help_text in HELP.items():
         made[name] = action = actions.add_parser(name, help=help_text, description=help_text, allow_abbrev=False)
-        action.add_argument("--config", metavar="FILE", help="a YAML file (default: KVCORE_CONFIG, or the defaults)")
+        add_file(action, word=name != "cp")
         add_set(action)
         if name == "cp":
             action.add_argument("source", metavar="FROM", help="the name of the tier to copy from")

@@ -11,6 +11,8 @@ from kvcore.api.errors import ConfigError
 from kvcore.api.units import parse_duration, parse_size
 
 T = TypeVar("T")
+LEAST = 6
+"""The fewest characters that may stand for a namespace."""
 
 
 def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
@@ -77,7 +79,16 @@ def rate(text: str) -> float:
 def namespace(text: str) -> str:
     """A whole namespace."""
     if not re.fullmatch("[0-9a-f]{32}", text):
-        raise ValueError(f"{text!r} is no namespace: 32 characters of [0-9a-f], as `kvcore explain` shows them")
+        raise ValueError(f"{text!r} is no namespace: 32 characters of [0-9a-f], as `kvcore store ls` shows them")
+    return text
+
+
+@argument
+def beginning(text: str) -> str:
+    """A namespace, or how it begins."""
+    if not re.fullmatch(f"[0-9a-f]{{{LEAST},32}}", text):
+        how = f"32 characters of [0-9a-f], or the first {LEAST} or more, as `kvcore store ls` shows them"
+        raise ValueError(f"{text!r} is no namespace: {how}")
     return text
 
 

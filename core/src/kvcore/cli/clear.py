@@ -21,7 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "what an engine computes or loads meanwhile may be there again"
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--all", action="store_true", help="everything; needs --yes")
-    what.add_argument("--namespace", metavar="NAMESPACE", type=arguments.namespace, help="what one namespace has")
+    what.add_argument(
+        "--namespace",
+        metavar="NAMESPACE",
+        type=arguments.beginning,
+        help=f"what one has, as `kvcore store ls` shows it, or how it begins: {arguments.LEAST} characters or more",
+    )
     what.add_argument(
         "--tenant", metavar="NAME", type=_tenant, help="what the tenant has, or its #hash, as `kvcore top` shows it"
     )

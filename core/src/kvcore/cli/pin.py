@@ -71,9 +71,8 @@ def _read(said: Any) -> dict[str, Any]:
 
 @arguments.argument
 def _prefix(text: str) -> str:
-    if len(text) < 8 or not re.fullmatch("([0-9a-f]{2})*", text):
-        how = "8 characters of [0-9a-f] or more, an even number of them, as `kvcore top` shows it"
-        raise ValueError(f"{text!r:.80} is no prefix: {how}")
+    if not re.fullmatch("[0-9a-f]{8,}", text):
+        raise ValueError(f"{text!r:.80} is no prefix: 8 characters of [0-9a-f] or more, as `kvcore top` shows it")
     return text
 
 

@@ -1,7 +1,6 @@
 """The command line of `kvcore store`, and what its actions have in common: tiers one after the other, one result."""
 
 import argparse
-import re
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -10,12 +9,13 @@ from kvcore.api import ConfigError, KVCoreError
 from kvcore.api.keys import NAMESPACE_BYTES
 from kvcore.api.units import parse_duration
 from kvcore.cli import running
+from kvcore.cli.arguments import LEAST, beginning
 from kvcore.cli.config import add_file, add_set, flags
 from kvcore.cli.output import LINES, error, paint, print_json, printable
 from kvcore.cli.store.copying import copy
 from kvcore.cli.store.listing import ls, show_stat, stat
 from kvcore.cli.store.opened import Source, VolatileError, chosen, opened, read_config, tier_path
-from kvcore.cli.store.removing import PREFIX, namespace_of, rm
+from kvcore.cli.store.removing import namespace_of, rm
 from kvcore.cli.store.sweep import gc, verify
 from kvcore.l2.frames import Frames
 
@@ -66,7 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     made["ls"].add_argument("--long", action="store_true", help="every object; with --json, one JSON object a line")
     made["verify"].add_argument("--delete", action="store_true", help="delete what is corrupt")
     made["rm"].add_argument(
-        "--namespace", metavar="HEX", type=_prefix, help=f"only this one, or how it begins: {PREFIX} characters or more"
+        "--namespace",
+        metavar="HEX",
+        type=beginning,
+        help=f"only this one, or how it begins: {LEAST} characters or more",
     )
     made["rm"].add_argument("--all", action="store_true", help="everything")
     made["rm"].add_argument("--yes", action="store_true", help="do not ask before --all")
@@ -148,14 +151,6 @@ def _namespace(text: str) -> bytes:
     if len(namespace) != NAMESPACE_BYTES or text != namespace.hex():
         raise argparse.ArgumentTypeError(f"{text!r} is no namespace: {2 * NAMESPACE_BYTES} characters of [0-9a-f]")
     return namespace
-
-
-def _prefix(text: str) -> str:
-    most = 2 * NAMESPACE_BYTES
-    if not re.fullmatch(rf"[0-9a-f]{{{PREFIX},{most}}}", text):
-        allowed = f"{most} characters of [0-9a-f], or the first {PREFIX} or more"
-        raise argparse.ArgumentTypeError(f"{text!r} is no namespace: {allowed}")
-    return text
 
 
 def _duration(text: str) -> float:

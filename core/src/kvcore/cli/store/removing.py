@@ -18,8 +18,6 @@ from kvcore.config import TierConfig
 from kvcore.l2.frames import Frames
 
 BATCH_OBJECTS = 250
-PREFIX = 6
-"""The fewest characters that may stand for a namespace."""
 
 
 class Remover:

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
+from kvcore.api.keys import NAMESPACE_BYTES
 from kvcore.control import StorageManager
 from kvcore.engine import CacheEngine, Space
 from kvcore.explain.cache import Cache
@@ -75,7 +76,7 @@ def _namespaces(engine: CacheEngine, wanted: ClearModel) -> set[bytes] | None:
     if wanted.all:
         return None
     if wanted.namespace is not None:
-        return {bytes.fromhex(wanted.namespace)}
+        return {_whole(engine, wanted.namespace)}
     assert wanted.tenant is not None
     name = wanted.tenant
     found = {ns for ns, t in engine.manager.tenancy.bound().items() if name in (t, tenant_shown(t, ()))}
@@ -92,6 +93,20 @@ def _namespaces(engine: CacheEngine, wanted: ClearModel) -> set[bytes] | None:
             how = "no model is known here yet; ask again when an engine has come, or clear what `kvcore store ls` lists"
         raise Problem(404, "no-tenant", f"{text}: {how}")
     return found
+
+
+def _whole(engine: CacheEngine, begin: str) -> bytes:
+    """The one namespace known here that begins so: nobody means to clear two. Raises `Problem`."""
+    if len(begin) == 2 * NAMESPACE_BYTES:
+        return bytes.fromhex(begin)
+    cache = Cache(engine)
+    here = {s.namespace for s in list(engine.manager.layouts)}
+    known = here.union(spaces_of(engine), cache.past(), cache.identities())
+    found = sorted(name.hex() for name in known if name.hex().startswith(begin))
+    if len(found) != 1:
+        how = f"choose one: {', '.join(found)}" if found else "`kvcore store ls` shows whole ones, also of tiers alone"
+        raise Problem(404, "no-namespace", f"{len(found) or 'no'} namespaces known here begin with {begin}: {how}")
+    return bytes.fromhex(found[0])
 
 
 def spaces_of(engine: CacheEngine) -> dict[bytes, Space]:

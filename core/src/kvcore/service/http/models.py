@@ -127,8 +127,8 @@ class ObjectPlacesModel(Model):
 class ClearModel(Model):
     """What to forget: exactly one of `namespace`, `tenant` and `all`."""
 
-    namespace: Namespace | None = None
-    """These objects; hexadecimal."""
+    namespace: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{6,32}$")] | None = None
+    """These objects; hexadecimal. Of one that is known here, 6 characters or more of its beginning will do."""
     tenant: str | None = Field(default=None, max_length=1024)
     """Those of all models of which L1 holds something for this tenant, or that engines use for it; with `tiers`, where
     there is none, of all that this user's caches have had. By its name, or the `#hash` that is shown of it."""

@@ -9,9 +9,10 @@ from kvcore.api import ConfigError
 from kvcore.engine import CacheEngine
 from kvcore.explain.cache import Cache
 from kvcore.explain.explain import NotOnRecord
-from kvcore.explain.models import Hex, Model, Question
+from kvcore.explain.models import Model, Question
 from kvcore.explain.prompt import looked_for
 from kvcore.service.http.models import ClearedModel, ClearModel
+from kvcore.service.inspect.models import Hex
 from kvcore.service.inspect.subject import Subject
 
 MAX_PIN_S = 30 * 86400.0
@@ -30,7 +31,7 @@ class PinModel(Question):
         if bool(self.prefix) == bool(self.tokens or self.hashes):
             raise ValueError("give either the tokens of a prompt or the prefix")
         if self.prefix and len(self.prefix) < 8:
-            raise ValueError("a prefix has at least 8 characters, an even number of them")
+            raise ValueError("a prefix has at least 8 characters")
         return self
 
 
@@ -74,7 +75,7 @@ def pin(subject: Subject, wanted: PinModel) -> PinnedModel:
     """Keep the chunks of a prompt that are in L1, from the front on. Raises `ConfigError`; `NotOnRecord`."""
     engine = _engine(subject)
     if wanted.prefix:
-        namespace, hashes = _on_record(subject, bytes.fromhex(wanted.prefix), bytes.fromhex(wanted.namespace))
+        namespace, hashes = _on_record(subject, wanted.prefix, bytes.fromhex(wanted.namespace))
         notes = list[str]()
     else:
         found = looked_for(Cache(engine, subject.name), wanted)
@@ -107,22 +108,22 @@ def _engine(subject: Subject) -> CacheEngine:
     return subject.cache
 
 
-def _on_record(subject: Subject, begin: bytes, namespace: bytes) -> tuple[bytes, list[bytes]]:
+def _on_record(subject: Subject, begin: str, namespace: bytes) -> tuple[bytes, list[bytes]]:
     """The namespace and the chunks of a prefix, of whose last one the hash begins so. `namespace`: it, or any."""
     found: dict[tuple[bytes, bytes], list[bytes]] = {}
     headless = False
     for decision in subject.decisions.since():
         for at, chunk_hash in enumerate(decision.hashes):
-            if chunk_hash.startswith(begin) and namespace in (b"", decision.namespace):
+            if chunk_hash.hex().startswith(begin) and namespace in (b"", decision.namespace):
                 headless = headless or bool(decision.begin)
                 if not decision.begin:
                     found[decision.namespace, chunk_hash] = list(decision.hashes[: at + 1])
     if len(found) > 1:
         names = ", ".join(sorted({name.hex() for name, _ in found}))
-        text = f"{len(found)} prefixes on record have a hash that begins with {begin.hex()}, in the namespace {names}"
+        text = f"{len(found)} prefixes on record have a hash that begins with {begin}, in the namespace {names}"
         raise ConfigError(f"{text}: give more of the hash, or the namespace")
     for (owner, _), hashes in found.items():
         return owner, hashes
     if headless:
         raise ConfigError("what is before it is not on record: its engine held that itself. Give the prompt instead")
-    raise NotOnRecord(f"no request on record has a chunk whose hash begins with {begin.hex()}: see `kvcore top`")
+    raise NotOnRecord(f"no request on record has a chunk whose hash begins with {begin}: see `kvcore top`")

@@ -340,6 +340,20 @@ def test_a_tier_that_does_not_answer_holds_up_nobody_whom_another_serves(make: M
     recover(store)
 
 
+def test_what_may_be_in_a_tier_that_is_left_alone_is_not_counted_as_absent(make: Make) -> None:
+    store = make("l2: [{name: t, storage: memory}, {name: u, storage: memory}]\n")
+    space = store.register(model(), "test/1")
+    keys = hashes(3)
+
+    async def leave_alone() -> None:
+        store.manager.tiers[0].breaker.open("test")
+
+    store.manager.loop.submit(leave_alone()).result(60)
+    assert store.exists(space, keys) == got(store, space, keys) == [False] * 3
+    counted = {name: n for name, n in store.stats().items() if name.startswith("kvcore_miss_chunks_total") and n}
+    assert counted == {'kvcore_miss_chunks_total{reason="tier_down"}': 6}
+
+
 @pytest.mark.parametrize("faults", ["error_rate: 1", "fail_rate: 1", "hang_rate: 1", "torn_rate: 1", "flip_rate: 1"])
 def test_faults_are_misses_in_bounded_time_and_never_wrong_bytes(make: Make, faults: str) -> None:
     store = make(f"l2: [{faulty('bad', faults)}, {faulty('worse', 'lost_rate: 0.5, fail_rate: 0.3, seed: 3')}]\n")

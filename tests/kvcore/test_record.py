@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvcore.api import Failed, Loaded, Missing, ObjectKey
-from kvcore.engine import Asked, CacheEngine, LocalStore, Space, salt_word
+from kvcore.engine import Asked, CacheEngine, LocalStore, Space, objects, salt_word
 from kvcore.observe import Decision, Decisions, Journal
 from kvcore.observe.decisions import MAX_HASHES, MAX_WORD, Answer
 from kvcore.testing.chunks import CHUNKS, hashes, publish, put, spec
@@ -309,6 +309,7 @@ def test_why_a_tier_did_not_deliver(make: Make, what: str) -> None:
     storage.faults = Faults(**faults)
     decision = asked(engine, space)
     assert (decision.answer, decision.broke, decision.blame) == (0, broke, blame)
+    assert dict(decision.misses) == {broke: CHUNKS}
     if broke in ("corrupt", "evicted_from_tier", "io"):
         assert history(engine, 0)[-1] == ("t", "failed", broke, "load")
 
@@ -321,7 +322,16 @@ def test_a_tier_that_is_left_alone_is_named(make: Make) -> None:
     engine.manager.loop.submit(_open(engine, "t")).result(WAIT_S)
     decision = asked(engine, space)
     assert (decision.answer, decision.broke, decision.blame) == (4, "tier_down", "t")
-    assert dict(decision.sources) == {"u": 4}
+    assert (dict(decision.sources), dict(decision.misses)) == ({"u": 4}, {"tier_down": 4})
+    assert engine.stats()['kvcore_miss_chunks_total{reason="tier_down"}'] == 4
+
+
+def test_a_question_for_single_objects_counts_them_so_too(make: Make) -> None:
+    engine = make("l2: [{name: t, storage: memory}]")
+    space = engine.register(spec())
+    engine.manager.loop.submit(_open(engine, "t")).result(WAIT_S)
+    assert not any(objects.exists(engine, space, hashes()).result(WAIT_S))
+    assert engine.stats()['kvcore_miss_chunks_total{reason="tier_down"}'] == CHUNKS
 
 
 async def _open(engine: CacheEngine, name: str) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from kvcore.api import Failed, Loaded, LoadOutcome, ObjectKey, Stored, StoreOutcome
 from kvcore.config import TierConfig
 from kvcore.control.events import sort_events
-from kvcore.control.locate import locate
+from kvcore.control.locate import locate, unheard
 from kvcore.control.manager import StorageManager
 from kvcore.control.promotion import Promotion
 from kvcore.control.reuse import Reuse
@@ -91,9 +91,10 @@ class Batches:
         When it ends, nobody writes into the payloads any more.
         """
         tiers = list(self._manager.tiers)
-        sources = await self._sources(tiers, wanted)
+        silent: list[Tier] = []
+        sources = await self._sources(tiers, wanted, silent)
         arrived = [False] * len(wanted)
-        reasons = ["absent"] * len(wanted)
+        reasons = [unheard(silent)[0]] * len(wanted)
         while True:
             groups: dict[int, list[int]] = {}
             for i, source in enumerate(sources):
@@ -117,12 +118,13 @@ class Batches:
                 self._metrics.add("miss_chunks", 1, reason)
         return arrived
 
-    async def _sources(self, tiers: Sequence[Tier], wanted: Sequence[Parcel]) -> list[int]:
-        """The place of the tier to load each object from; behind the last one for what no tier says it has."""
+    async def _sources(self, tiers: Sequence[Tier], wanted: Sequence[Parcel], silent: list[Tier]) -> list[int]:
+        """The place of the tier to load each object from; behind the last one for what no tier says it has. `silent`:
+        see `locate`."""
         if len(tiers) < 2:
             return [0] * len(wanted)
         patience_s = self._manager.config.lookup_timeout / 2
-        found = await locate(self._loop, tiers, [t.key for t in wanted], patience_s=patience_s)
+        found = await locate(self._loop, tiers, [t.key for t in wanted], patience_s=patience_s, silent=silent)
         places = {tier: at for at, tier in enumerate(tiers)}
         return [len(tiers) if tier is None else places[tier] for tier in found]
 

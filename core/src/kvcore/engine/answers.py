@@ -19,11 +19,12 @@ def count_answer(metrics: Metrics, lookup: EngineLookup, seconds: float) -> None
         metrics.add("miss_chunks", count, reason)
 
 
-def count_asked(metrics: Metrics, absent: int) -> None:
-    """Count a question for single objects, `absent` of which are not there; others are counted as they are loaded."""
+def count_asked(metrics: Metrics, absent: int, reason: str) -> None:
+    """Count a question for single objects, `absent` of which are not there, and why; others are counted as they are
+    loaded."""
     metrics.add("lookups")
     metrics.add("lookup_chunks", absent)
-    metrics.add("miss_chunks", absent, "absent")
+    metrics.add("miss_chunks", absent, reason)
 
 
 def promised(lookup: EngineLookup) -> int:

@@ -209,7 +209,7 @@ class Lookup:
         fetcher = self._manager.fetcher
         loads, end, absent = await self.located(missing, self.objects, fetch)
         self._located_end = end
-        fetch.lost(_ABSENT, absent)
+        fetch.lost(unheard(fetch.silent)[0], absent)
         end = self._worth(loads, end)
         refused = [(want, tier) for i, want, tier in loads if i >= end]
         loads = [load for load in loads if load[0] < end]
@@ -326,7 +326,7 @@ class Lookup:
             return fetch.over, ""
         if all(answer in found for found in self.objects):
             return "window", ""
-        if fetch.silent and _ABSENT in fetch.reasons:
+        if fetch.silent:
             return unheard(fetch.silent)
         return next(iter(fetch.reasons), _ABSENT), ""
 

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from kvcore.api import ObjectKey
-from kvcore.control import locate
+from kvcore.control import locate, unheard
 from kvcore.engine.answers import count_asked
 from kvcore.engine.cache_engine import CacheEngine
 from kvcore.engine.space import Space
+from kvcore.l2 import Tier
 
 
 def exists(engine: CacheEngine, space: Space, hashes: Sequence[bytes]) -> "Future[list[bool]]":
@@ -19,16 +20,18 @@ def exists(engine: CacheEngine, space: Space, hashes: Sequence[bytes]) -> "Futur
         manager.stores.asked(table, hashes, space.groups[0])
     missing = [i for i, found in enumerate(there) if not found]
     begun = time.perf_counter()
+    silent: list[Tier] = []
 
     async def ask() -> list[bool]:
         if missing and manager.tiers:
             keys = [ObjectKey(table.namespace, hashes[i]) for i in missing]
             patience_s = manager.config.lookup_timeout / 2
-            sources = await locate(manager.loop, list(manager.tiers), keys, patience_s=patience_s, earlier_s=0.0)
+            tiers = list(manager.tiers)
+            sources = await locate(manager.loop, tiers, keys, patience_s=patience_s, earlier_s=0.0, silent=silent)
             for i, source in zip(missing, sources, strict=True):
                 there[i] = source is not None
         engine.metrics.observe("lookup_seconds", time.perf_counter() - begun)
-        count_asked(engine.metrics, there.count(False))
+        count_asked(engine.metrics, there.count(False), unheard(silent)[0])
         return there
 
     return manager.loop.submit(ask())

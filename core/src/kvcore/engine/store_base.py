@@ -85,9 +85,9 @@ class StoreBase(ABC):
     ) -> None:
         """`exists` has been answered. `broke`: see `Decision.broke` and `blame`, of what was not there."""
         absent = there.count(False)
-        count_asked(self.metrics, absent)
+        count_asked(self.metrics, absent, broke[0])
         if decision is not None:
-            misses = {"absent": absent} if absent else {}
+            misses = {broke[0]: absent} if absent else {}
             decision.answered(Answer(_front(there), sources, misses, *(broke if absent else ("", ""))), seconds)
 
     def _loaded(self, request: str, group: int, tokens: int) -> None:

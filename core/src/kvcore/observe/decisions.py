@@ -112,9 +112,9 @@ class Decision(msgspec.Struct, eq=False, gc=False):
         first: the first chunk that the engine did not hold itself. chunk_tokens: of each chunk.
         answer: the chunks `[first, answer)` could be retrieved. None while tiers are asked.
         sources: where found objects were -> how many. misses: why others were not -> how many.
-        broke: why chunk `answer` could not be had, when there is such a chunk: a reason of `kvcore_miss_chunks_total`;
-            `window` (the window of a layer before it was not there) or `no_answer` (a tier that may have it did not say
-            so). blame: the tiers that are the cause, joined by commas, where that is known.
+        broke: why chunk `answer` could not be had, when there is such a chunk: a reason of `kvcore_miss_chunks_total`,
+            or `window` (the window of a layer before it was not there). blame: the tiers that are the cause, joined by
+            commas, where that is known.
         seconds: from the question to the answer.
         retrieved: tokens that were read. stored: objects that were published for this request since.
         ids: the request's token ids until it is answered, where they are not kept. mark: of those of its first chunk,

@@ -49,8 +49,9 @@ METRICS: dict[str, Spec] = {
             "reason": "`absent` (no tier has it), `evicted_from_tier` (gone between the question and the load), "
             "`no_server` (it is away), `refused` (by the server, with a line in the log, or what cannot be keys), "
             "`lookup_timeout`, `stalled` (the tiers did not run at all), `l1_full` (no room to load into), `tier_down` "
-            "(circuit breaker open), `slow_tier` (the engine computes it sooner), `internal` (a bug, in the log), "
-            "or how the load failed: see the outcomes of `kvcore_tier_operations_total`. "
+            "(a tier that may have it was left alone: circuit breaker open), `no_answer` (a tier did not say in time "
+            "whether it has it), `slow_tier` (the engine computes it sooner), `internal` (a bug, in the log), or how "
+            "the load failed: see the outcomes of `kvcore_tier_operations_total`. "
             "[What `kvcore explain` makes of each](explain.md#counted-and-explained)"
         },
     ),

@@ -192,7 +192,7 @@ class RequestModel(Model):
     """Why the others were not there -> objects."""
     broke: str
     """Why the chunk at `answer` could not be used; empty when all could. A reason of `kvcore_miss_chunks_total`, or
-    `window` or `no_answer`."""
+    `window`."""
     blame: str
     """The tiers that are the cause, with commas between, where that is known."""
     seconds: float

@@ -331,6 +331,18 @@ def test_windowed_groups_need_only_the_window_before_the_end(engine: CacheEngine
     engine.release(lookup)
 
 
+def test_what_no_window_needs_is_no_miss(engine: CacheEngine) -> None:
+    space = engine.register(spec(FULL, WINDOW))
+    keys = hashes(12)
+    put(engine, space, keys, groups=2)
+    engine.drain()
+    engine.clear(space)
+    lookup = engine.lookup(space, keys)
+    assert lookup.wait(5)
+    assert (lookup.poll(), lookup.sources, lookup.misses) == (12, {"memory": 12 + 3}, {})
+    engine.release(lookup)
+
+
 def test_a_windowed_group_alone_promises_no_gap(tmp_path: Path) -> None:
     """Chunks behind a gap are not counted as if they were the prefix."""
     engine = opened(tmp_path, "l2: []\n")

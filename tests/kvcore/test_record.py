@@ -353,6 +353,38 @@ def test_a_lookup_that_may_wait_no_longer_says_so(make: Make) -> None:
     finally:
         let_go.set()
     assert (decision.answer, decision.broke) == (0, "lookup_timeout")
+    assert dict(decision.misses) == {"lookup_timeout": CHUNKS}
+
+
+def test_what_had_not_come_in_time_is_counted_beside_what_had(make: Make) -> None:
+    engine = make("l2: [{name: t, storage: memory}]", "metrics_port: null")
+    engine.manager.config.__dict__["lookup_timeout"] = 0.2
+    space = engine.register(spec())
+    put(engine, space, hashes())
+    engine.clear(space)
+    let_go = threading.Event()
+    storage: Any = engine.manager.tiers[0].storage
+    load, last = storage.load, hashes()[-1]
+    storage.load = lambda items: (items[-1].key.chunk_hash == last and let_go.wait(WAIT_S), load(items))[1]
+    try:
+        decision = asked(engine, space)
+    finally:
+        let_go.set()
+    came = sum(decision.sources.values())
+    assert came < CHUNKS
+    assert dict(decision.misses) == {"lookup_timeout": CHUNKS - came}
+
+
+@pytest.mark.parametrize("here", [0, 1])
+def test_what_lies_behind_a_gap_counts_as_the_gap(make: Make, here: int) -> None:
+    engine = make("l2: [{name: t, storage: memory}]")
+    space = engine.register(spec())
+    put(engine, space, hashes(2, 4))
+    engine.clear(space)
+    put(engine, space, hashes(here))
+    decision = asked(engine, space)
+    assert (decision.answer, dict(decision.misses)) == (here, {"absent": CHUNKS - here})
+    assert engine.stats()["kvcore_lookup_chunks_total"] == CHUNKS
 
 
 def test_hashes_that_can_name_nothing_and_leases_that_ended(make: Make) -> None:

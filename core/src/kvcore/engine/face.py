@@ -43,7 +43,7 @@ class EngineLookup(Protocol):
         first: index of the first chunk that the engine does not hold itself.
         answer: what `poll` last said.
         sources: where found chunks were (`l1` or a tier's name) -> objects. Complete once `poll` has answered.
-        misses: why the others were not -> objects.
+        misses: why the others were not -> objects. What lies behind the end of the prefix counts as what ended it.
         broke, blame: why there is no more, see `Decision`.
         arena: the token of the arena that its copies refer to, see `Engine.descriptor`.
     """

@@ -27,7 +27,7 @@ class Lookup:
         first: index of the first chunk that the engine does not hold itself.
         objects: per group, chunk index -> leased object, in the order in which they came.
         sources: where found chunks were (`l1` or a tier's name) -> objects.
-        misses: why the others were not -> objects.
+        misses: why the others were not -> objects. What lies behind the end of the prefix counts as what ended it.
         answer: what `poll` last said.
         broke, blame: why there is no more, and the tiers that are the cause: see `Decision`.
         decision: the record of it, or None.
@@ -188,6 +188,7 @@ class Lookup:
 
     async def _run(self, missing: list[tuple[int, int]]) -> None:
         fetch = Fetch(self._arrived)
+        self._due = sum(self.sources.values()) + len(missing)
         try:
             timeout_s = self._manager.config.lookup_timeout
             task = asyncio.ensure_future(self._fetch(fetch, missing))
@@ -195,21 +196,27 @@ class Lookup:
             if pending:
                 # What still comes is kept in L1 for the next request; this one goes on with what it has.
                 task.add_done_callback(_log_fault)
-                fetch.end("lookup_timeout")
+                fetch.over = "lookup_timeout"
             else:
                 task.result()
         except asyncio.CancelledError:
-            fetch.end("closed")
+            fetch.over = "closed"
         except BaseException:
             logger.exception("a lookup failed; it counts as a miss")
-            fetch.end("internal")
+            fetch.over = "internal"
+        if not self._released:  # else nobody has taken what came
+            rest = self._due - sum(self.sources.values()) - sum(fetch.reasons.values())
+            fetch.lost(fetch.over or next(iter(fetch.reasons), _ABSENT), max(0, rest))
         self._finish(fetch)
 
     async def _fetch(self, fetch: Fetch, missing: list[tuple[int, int]]) -> None:
         fetcher = self._manager.fetcher
         loads, end, absent = await self.located(missing, self.objects, fetch)
         self._located_end = end
-        fetch.lost(unheard(fetch.silent)[0], absent)
+        unused = len(missing) - len(loads) - absent
+        if self.space.windows.count(None) < len(self.space.windows):
+            self._due, unused = self._due - unused, 0  # in no window that is needed
+        fetch.lost(unheard(fetch.silent)[0], absent + unused)
         end = self._worth(loads, end)
         refused = [(want, tier) for i, want, tier in loads if i >= end]
         loads = [load for load in loads if load[0] < end]

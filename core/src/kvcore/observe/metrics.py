@@ -44,7 +44,7 @@ METRICS: dict[str, Spec] = {
     "hit_chunks": Spec("counter", "Chunks found, by where they were", _SOURCE),
     "miss_chunks": Spec(
         "counter",
-        "Chunks not found or not usable, by reason",
+        "Chunks not found or not usable, by reason; those behind the end of a prefix count as what ended it",
         {
             "reason": "`absent` (no tier has it), `evicted_from_tier` (gone between the question and the load), "
             "`no_server` (it is away), `refused` (by the server, with a line in the log, or what cannot be keys), "

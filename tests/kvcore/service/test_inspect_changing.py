@@ -14,7 +14,7 @@ from served import until
 from kvcore.api import KVCoreError, ObjectKey
 from kvcore.builtin.memory import MemoryStorage
 from kvcore.cli import main
-from kvcore.engine import CacheEngine, Space
+from kvcore.engine import Asked, CacheEngine, Space
 from kvcore.service import open_engine, open_store
 from kvcore.service.inspect import Refusal, answer, ask, caches
 from kvcore.testing.chunks import contents, hashes, put, spec
@@ -80,6 +80,19 @@ def test_l1_is_cleared_and_a_tier_where_that_is_said(engine: CacheEngine, capsys
     found = as_json(capsys, "clear", "--all", "--yes", "--tiers")
     assert (found["l1"], found["tiers"]) == (2, {"memory": 2})
     assert contents(engine, other, hashes(2)) == []
+
+
+def test_what_was_cleared_from_a_tier_is_explained_so(engine: CacheEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    space = engine.register(spec())
+    put(engine, space, hashes())
+    engine.clear(space)
+    engine.journal.clear()  # as after a restart: the tier has it, and nobody has heard of it
+    told(capsys, "clear", "--all", "--yes", "--tiers")
+    lookup = engine.lookup(space, tuple(hashes()), asked=Asked("again", 8 * space.chunk_tokens))
+    assert lookup.wait(PATIENCE_S)
+    engine.release(lookup)
+    out, _ = told(capsys, "explain", "again")
+    assert re.search(r"chunk 1 .*was deleted from tier memory .* before, on request", out), out
 
 
 def test_a_namespace_is_cleared_by_how_it_begins(

@@ -119,6 +119,8 @@ async def _clear_tier(engine: CacheEngine, tier: Tier, turns: Turns, namespace: 
     """Deletes slice by slice, and yields how many objects each time."""
     loop = engine.manager.loop
     async for rows in stored(loop, tier, turns, namespace):
-        if rows and not await on(loop, tier.delete([key for key, _, _ in rows])):
+        keys = [key for key, _, _ in rows]
+        if keys and not await on(loop, tier.delete(keys)):
             raise Problem(502, "tier-failed", f"tier {tier.name!r} did not delete: see /tiers, and the log")
+        engine.manager.journal.note(tier.name, "evicted", "cleared", keys)
         yield len(rows)

@@ -28,7 +28,7 @@ class Gate:
         assert self.open.wait(10)
         if job.id == 66:
             raise OSError("gone")
-        return set()
+        return {7} & job.blocks
 
 
 @pytest.fixture
@@ -75,6 +75,20 @@ def test_a_load_that_raises_has_failed_whole(copier: Copier, gate: Gate) -> None
     while len(loads) < 2:
         loads += copier.take(wait_s=1.0)[0]
     assert [(job.req_id, bad) for job, bad in loads] == [("a", {4, 5}), ("b", set())]
+
+
+def test_a_part_that_raises_leaves_what_failed_before(copier: Copier, gate: Gate) -> None:
+    class Event:
+        def synchronize(self) -> None:
+            raise OSError("the device is gone")
+
+    gate.open.set()
+    copier.submit("load", Load(1, "a", "m", (), frozenset({6, 7}), last=False), None, last=False)
+    copier.submit("load", Load(1, "a", "m", (), frozenset({8, 9})), Event())
+    loads: list[tuple[Load, set[int]]] = []
+    while not loads:
+        loads += copier.take(wait_s=1.0)[0]
+    assert [bad for _, bad in loads] == [{7, 8, 9}]
 
 
 def test_the_event_comes_first(copier: Copier, gate: Gate) -> None:

@@ -27,6 +27,11 @@ def test_a_good_installation() -> None:
     assert levels["vllm"] == ("note" if _compat.installed_vllm() is None else "ok")
 
 
+def test_without_vllm_nothing_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvcore_vllm.integration.installed_vllm", lambda: None)
+    assert [(f.level, f.subject) for f in integration().check()] == [("note", "vllm")]
+
+
 def test_a_plugin_filter_that_leaves_kvcore_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", "other")
     finding = integration().check()[1]

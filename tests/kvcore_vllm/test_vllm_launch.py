@@ -11,9 +11,10 @@ import pytest
 from kvcore.api import ConfigError, Context, LaunchRequest, PluginError
 from kvcore_vllm import _compat
 from kvcore_vllm.integration import VllmIntegration
-from kvcore_vllm.launch import FLAG
+from kvcore_vllm.launch import FLAG, SHUTDOWN, SHUTDOWN_S
 
 FILE = "/etc/kvcore.yaml"
+END = (SHUTDOWN, str(SHUTDOWN_S))
 OURS = {
     "kv_connector": "KVCoreConnector",
     "kv_role": "kv_both",
@@ -56,9 +57,21 @@ def transfer(command: Sequence[str]) -> Any:
 
 def test_the_flag_is_added_behind_what_the_user_wrote() -> None:
     made = launch("--port", "8001")
-    assert made.command[-6:-1] == ("serve", "M", "--port", "8001", FLAG)
+    assert made.command[-8:-3] == ("serve", "M", "--port", "8001", FLAG)
     assert transfer(made.command) == OURS
-    assert (made.added, made.untested, made.env) == (made.command[-2:], "", {})
+    assert (made.added, made.untested, made.env) == (made.command[-4:], "", {})
+
+
+def test_a_server_has_time_to_end(tmp_path: Path) -> None:
+    """vLLM's default is to kill its engine process at once. What the user says stands, in its file too."""
+    assert launch().command[-2:] == END
+    for words in (("--shutdown-timeout", "0"), ("--shutdown-timeout=60",), ("--shutdown_timeout", "5")):
+        made = launch(*words)
+        assert not set(END) & set(made.added)
+        assert made.command[-2 - len(words) : -2] == words
+    file = tmp_path / "vllm.yaml"
+    file.write_text("shutdown-timeout: 60\n")
+    assert launch("--config", str(file)).added == launch("--shutdown-timeout=60").added
 
 
 def test_roles_values_and_no_file() -> None:
@@ -89,14 +102,14 @@ def test_the_size_of_vllms_own_offloading_is_that_of_its_tier(words: list[str], 
     """The flag itself would make vLLM use a connector without kvcore."""
     made = launch(*words, "--port", "1", via="tier")
     assert transfer(made.command)["kv_connector_extra_config"]["cpu_bytes_to_use"] == nbytes
-    assert made.command[-6:-2] == ("serve", "M", "--port", "1")
+    assert made.command[-8:-4] == ("serve", "M", "--port", "1")
     made = launch(*words, FLAG, json.dumps({"kv_connector_extra_config": {"secondary_tiers": []}}), via="tier")
     assert transfer(made.command)["kv_connector_extra_config"]["cpu_bytes_to_use"] == nbytes
 
 
 @pytest.mark.parametrize("words", [["-pp", "1"], ["--pipeline-parallel-size=1"], ["--port", "2"], ["-tp", "2"]])
 def test_what_is_not_parallel_in_a_way_that_the_connector_refuses(words: list[str]) -> None:
-    assert launch(*words).command[-4 - len(words) : -2] == ("serve", "M", *words)
+    assert launch(*words).command[-6 - len(words) : -4] == ("serve", "M", *words)
     assert transfer(launch("-pp", "2", via="tier").command) == OFFLOADING
 
 
@@ -145,11 +158,11 @@ def test_what_the_user_wrote_is_kept(form: tuple[str, ...], given: Any, more: An
     words = [word.replace("{}", json.dumps(given)) for word in form]
     made = launch(*words, "--port", "1", **more)
     if given == expected:
-        assert made.added == ()
-        assert made.command[-2 - len(words) :] == (*words, "--port", "1")
+        assert made.added == END
+        assert made.command[-4 - len(words) : -2] == (*words, "--port", "1")
     else:
         assert transfer(made.command) == expected
-        assert made.added == made.command[-4:-2]
+        assert made.added == (*made.command[-6:-4], *END)
 
 
 @pytest.mark.parametrize(

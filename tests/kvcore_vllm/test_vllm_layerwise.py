@@ -407,31 +407,28 @@ def test_modes(given_: Any, expected: tuple[bool, ...], monkeypatch: pytest.Monk
     layerwise, load, save, role, groups, overlapped, cpu = given_
     monkeypatch.setattr(_compat, "on_cpu", lambda: cpu)
     config = config_of(role, overlapped, False)
-    found = modes.resolve(Options(layerwise=layerwise, load=load, save=save), config, groups)
+    found = modes.resolve(Options(layerwise=layerwise, load=load, save=save), config, groups, True)
     assert found == expected
 
 
-@pytest.mark.parametrize(("policy", "early"), [("recompute", True), ("fail", False)])
-def test_what_does_not_come_fails_no_request(policy: str, early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_come_fails_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_compat, "on_cpu", lambda: False)
-    config = config_of("both", True, False)
-    assert not modes.resolve(Options(on_load_failure="fail"), config, 1).load_early
-    config.kv_transfer_config.kv_load_failure_policy = policy
-    assert modes.resolve(Options(on_load_failure="fail"), config, 1).load_early == early
+    for recomputes in (True, False):
+        assert modes.resolve(Options(), config_of("both", True, False), 1, recomputes).load_early == recomputes
 
 
 def test_microbatches_compute_a_layer_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_compat, "on_cpu", lambda: False)
     with pytest.raises(ConfigError, match="enable_dbo"):
-        modes.resolve(Options(layerwise="on"), config_of("both", False, True), 1)
-    assert not modes.resolve(Options(load="sync"), config_of("producer", False, True), 1).save_layers
+        modes.resolve(Options(layerwise="on"), config_of("both", False, True), 1, True)
+    assert not modes.resolve(Options(load="sync"), config_of("producer", False, True), 1, True).save_layers
 
 
 def config_of(role: str, overlapped: bool, split: bool) -> Any:
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(async_scheduling=overlapped),
         parallel_config=SimpleNamespace(use_ubatching=split),
-        kv_transfer_config=SimpleNamespace(is_kv_consumer=role != "producer", kv_load_failure_policy="fail"),
+        kv_transfer_config=SimpleNamespace(is_kv_consumer=role != "producer"),
     )
 
 

@@ -28,15 +28,14 @@ def wheel(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("page", ["README.md", "plugins/engine_vllm/README.md"])
 def test_the_line_to_write_by_hand_is_the_one_that_run_writes(page: str) -> None:
     text = (ROOT / page).read_text().replace("\\\n", " ")
-    (line,) = re.findall(r"^(?:    |\$ )(vllm serve MODEL.*?\}\}')$", text, re.M | re.S)
+    (line,) = re.findall(r"^(?:    |\$ )(vllm serve MODEL.*?\}\}'[^\n]*)$", text, re.M | re.S)
     words = shlex.split(line)
-    shown = json.loads(words[words.index(FLAG) + 1])
-    request = LaunchRequest(
-        tuple(words[1 : words.index(FLAG)]), "connector", config=shown["kv_connector_extra_config"]["kvcore.config"]
-    )
-    made = list(VllmIntegration(None, Context()).launch(request).command)
-    assert made[-len(words) + 1 : -1] == words[1:-1]
-    assert json.loads(made[-1]) == shown
+    at = words.index(FLAG)
+    shown = json.loads(words[at + 1])
+    request = LaunchRequest(tuple(words[1:at]), "connector", config=shown["kv_connector_extra_config"]["kvcore.config"])
+    made = list(VllmIntegration(None, Context()).launch(request).command)[-len(words) :]
+    assert json.loads(made.pop(at + 1)) == shown
+    assert made[1:] == [*words[1 : at + 1], *words[at + 2 :]]
 
 
 @pytest.mark.usefixtures("wheel")

@@ -1,6 +1,7 @@
 """Loads that begin before their lookups are answered: requests have their blocks, and objects come one by one."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,11 +25,13 @@ class Parts:
         copier = get_kv_transfer_group().worker._copier
         self._submit = copier.submit
         self.parts: dict[int, list[tuple[bool, bool]]] = {}
+        self.missing: set[int] = set()
         copier.submit = self._count
 
     def _count(self, kind: str, job: Any, *args: Any, **kwargs: Any) -> Any:
         if kind == "load":
             self.parts.setdefault(job.id, []).append((job.first, job.last))
+            self.missing |= job.missing
         return self._submit(kind, job, *args, **kwargs)
 
 
@@ -139,7 +142,7 @@ def undelivered(models: Path, extra: "dict[str, Any] | None" = None) -> dict[str
 def ended(models: Path, how: str) -> dict[str, Any]:
     """What waits with its blocks is aborted, is forgotten by the cache, or finds it broken."""
     texts: dict[str, Any] = {}
-    with started(models) as (e, tier, _):
+    with started(models) as (e, tier, counted):
         add(e, "long", LONG)
         steps(e, lambda: e.half._arrivals.next_lookup is not None or texts, texts)
         free = e.core.kv_cache_manager.block_pool.get_num_free_blocks()
@@ -148,6 +151,8 @@ def ended(models: Path, how: str) -> dict[str, Any]:
             add(e, "other", tokens(991, 200))
             steps(e, lambda: "other" in texts, texts)
         elif how == "reset":
+            tier.let(1)
+            steps(e, lambda: any(len(parts) > 1 for parts in counted.parts.values()), texts)
             e.half.reset()
             steps(e, lambda: "long" in texts, texts)
         elif how == "broken":
@@ -156,7 +161,11 @@ def ended(models: Path, how: str) -> dict[str, Any]:
         tier.let(1000)
         e.settle()
         out: dict[str, Any] = {"texts": {name: text for name, (text, _) in texts.items()}}
+        out["failures"], out["missing"] = e.stat("kvcore_load_failures_total"), len(counted.missing)
         out["held"] = free, e.core.kv_cache_manager.block_pool.get_num_free_blocks()
+        until = time.monotonic() + 10  # what was under way comes to its end
+        while e.half.engine.l1.usage()["staging"] and time.monotonic() < until:
+            time.sleep(0.01)
         out["leaks"], out["faults"] = e.leaks(), e.faults()
     return out
 

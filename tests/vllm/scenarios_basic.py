@@ -171,6 +171,7 @@ def inside_multi_connector(models: Path) -> dict[str, Any]:
     child = {"kv_connector": "KVCoreConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"kvcore.l2": []}}
     made = Engine(str(models / "tiny"), {"connectors": [child]}, connector="MultiConnector")
     made.one(PROMPTS[2])  # the first step brings the layouts
+    out["recomputes"] = made.core.recompute_kv_load_failures
     out["cold"], _ = made.one(LONG)
     made.forget()
     out["hot"], out["cached"] = made.one(LONG)

@@ -230,3 +230,4 @@ def test_inside_vllms_multi_connector(identities: Any) -> None:
     assert same(result["cold"], identities["plain"]["long"])
     assert same(result["hot"], identities["plain"]["long"])
     assert result["cached"] >= 1280
+    assert result["recomputes"]  # the policy that counts is MultiConnector's, not that of its child

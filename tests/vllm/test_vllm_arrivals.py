@@ -56,12 +56,14 @@ def test_an_aborted_request_gives_its_blocks_back(results: Any) -> None:
     assert set(result["texts"]) == {"other"}
     before, after = result["held"]
     assert after > before
+    assert result["failures"] == 0
     assert result["leaks"] == NO_LEAKS
     assert result["faults"] == {}
 
 
 def test_after_a_reset_nothing_of_before_is_used(results: Any) -> None:
     result = results['ended:{"how": "reset"}']
+    assert result["missing"] == CHUNKS  # one block each: those that had come, too
     assert same([result["texts"]["long"]], [results["plain"]["long"]])
     assert result["leaks"] == NO_LEAKS
     assert result["faults"] == {}

@@ -1,5 +1,6 @@
 """Everything that depends on vLLM's version or its inner layout. Nothing here imports vLLM at module level."""
 
+import inspect
 import logging
 import os
 import sys
@@ -170,13 +171,27 @@ def event_group(group: Any) -> tuple[str | None, int | None]:
     return get_kv_cache_spec_kind(spec).value, get_kv_cache_spec_sliding_window(spec)
 
 
-def set_recompute(vllm_config: Any) -> bool:
-    """Let vLLM recompute what could not be loaded, instead of failing the request. True when that was a change."""
-    transfer = vllm_config.kv_transfer_config
-    if transfer.kv_load_failure_policy == "recompute":
-        return False
-    transfer.kv_load_failure_policy = "recompute"
-    return True
+def outermost(vllm_config: Any) -> Any:
+    """The configuration that vLLM's scheduler goes by. A child of its MultiConnector is given a copy with another
+    `kv_transfer_config`, and the original is only to be had from who makes the child."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+
+    frame = inspect.currentframe()
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), KVConnectorBase_V1):
+            vllm_config = frame.f_locals.get("vllm_config", vllm_config)
+        frame = frame.f_back
+    return vllm_config
+
+
+def recomputes(vllm_config: Any, wanted: bool) -> bool:
+    """Does vLLM compute what could not be loaded, instead of failing the request? From now on, where it is `wanted`."""
+    transfer = outermost(vllm_config).kv_transfer_config
+    if wanted and transfer.kv_load_failure_policy != "recompute":
+        transfer.kv_load_failure_policy = "recompute"
+        text = "kv_load_failure_policy is now 'recompute': what cannot be loaded is computed"
+        logging.getLogger("kvcore.vllm").info(text)
+    return bool(transfer.kv_load_failure_policy == "recompute")
 
 
 def weights_path(model_config: Any) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from kvcore.api import LeaseError
 from kvcore.engine import Engine, EngineLookup
 from kvcore.transfer.plan import Copy
 from kvcore_vllm.metadata import Load
@@ -58,9 +59,10 @@ class Arrivals:
         self._arrivals.append(_Arrival(load_id, req_id, lookup, first_block, block_ids, promised, set(promised)))
 
     def drop(self, req_ids: Iterable[str]) -> None:
-        """Wait no longer for these: what has not come has failed."""
+        """Wait no longer for these. All that was promised has failed, also what has come."""
         for arrival in self._arrivals:
-            arrival.dropped |= arrival.req_id in req_ids
+            if arrival.req_id in req_ids:
+                arrival.dropped, arrival.left = True, set(arrival.promised)
 
     def parts(self) -> list[Load]:
         """What is to be copied in this step. The last part of a load tells what has not come."""
@@ -82,6 +84,8 @@ class Arrivals:
         try:
             answered = arrival.lookup.poll() is not None  # before the rest is taken
             copies = self._engine.arrived(arrival.lookup, arrival.first_block, arrival.block_ids)
+        except LeaseError:  # a pause longer than a lease, or the server is gone
+            return (), True
         except Exception as error:
             self._fault("retrieve", error)
             return (), True

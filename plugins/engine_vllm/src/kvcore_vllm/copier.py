@@ -63,8 +63,9 @@ class Copier:
         `event`: has `synchronize()`, waited for before the copy; or None. `layers`: which, None is all.
         """
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="kvcore-copy", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="kvcore-copy", daemon=True)
+            thread.start()  # where there is no room for one, nothing is queued, and the next call tries again
+            self._thread = thread
         with self._changed:
             self._running[kind, job.id] = job.req_id
             self._submitted += 1
@@ -130,7 +131,7 @@ class Copier:
                 self._sync()
             except Exception:
                 if kind == "load":
-                    self._bad[job.id] = set(job.blocks)
+                    self._bad.setdefault(job.id, set()).update(job.blocks)  # with those of its earlier parts
                 else:
                     self._broken.add(job.id)
             with self._changed:

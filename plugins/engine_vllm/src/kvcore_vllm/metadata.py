@@ -52,10 +52,10 @@ class Save(NamedTuple):
 @dataclass
 class Metadata(KVConnectorMetadata):  # type: ignore[misc]
     """One step's orders. `arena` is the token of the arena of now, "" while there is none; `attach` is how to reach it,
-    once. `held` are finished requests whose blocks stay until their saves are done; `flush` are saves
-    to end before this step touches any block; `idle` says that the step computes nothing; `want_layout` asks for the
-    workers' layouts, where vLLM did not bring them at start (under its MultiConnector). The first three are of
-    `kvcore_vllm.modes.Modes`."""
+    once. `held` are finished requests whose blocks stay until their saves are done; `flush` are saves to end before
+    this step touches any block; `void` are loads under way whose KV may not be used any more; `idle` says that the step
+    computes nothing; `want_layout` asks for the workers' layouts, where vLLM did not bring them at start (under its
+    MultiConnector). The first three are of `kvcore_vllm.modes.Modes`."""
 
     save_async: bool = False
     load_layers: bool = False
@@ -66,6 +66,7 @@ class Metadata(KVConnectorMetadata):  # type: ignore[misc]
     saves: list[Save] = field(default_factory=list)
     held: list[str] = field(default_factory=list)
     flush: list[int] = field(default_factory=list)
+    void: list[int] = field(default_factory=list)
     idle: bool = False
     want_layout: bool = False
 

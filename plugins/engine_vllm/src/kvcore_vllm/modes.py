@@ -28,8 +28,9 @@ class Modes(NamedTuple):
         return f"loads are {loads}{early}; saves are {saves}"
 
 
-def resolve(options: Options, vllm_config: Any, groups: int) -> Modes:
-    """The modes for a model with so many KV cache groups. Raises `ConfigError` for one that is not safe here."""
+def resolve(options: Options, vllm_config: Any, groups: int, recomputes: bool) -> Modes:
+    """The modes for a model with so many KV cache groups. Raises `ConfigError` for one that is not safe here.
+    `recomputes`: vLLM computes what could not be loaded."""
     where = "kv_connector_extra_config.kvcore.load: is 'sync', but"
     overlapped = bool(vllm_config.scheduler_config.async_scheduling)
     if options.load == "sync" and groups > 1:
@@ -54,7 +55,5 @@ def resolve(options: Options, vllm_config: Any, groups: int) -> Modes:
     awaited = not vllm_config.kv_transfer_config.is_kv_consumer
     load_layers = not load and (on or auto)
     # What is promised and then does not come is a failed load, which may fail no request.
-    transfer = vllm_config.kv_transfer_config
-    recomputed = options.on_load_failure == "recompute" or transfer.kv_load_failure_policy == "recompute"
-    early = groups == 1 and options.load != "sync" and not load_layers and recomputed
+    early = groups == 1 and options.load != "sync" and not load_layers and recomputes
     return Modes(load, save, load_layers, on or (auto and awaited), early)

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvcore.api import ObjectLayout
+from kvcore.api import LeaseError, ObjectLayout
 from kvcore.engine import Asked, CacheEngine, EngineLookup
 from kvcore.service import open_engine
 from kvcore.service.client import RemoteEngine
@@ -56,10 +56,9 @@ class SchedulerHalf(Guarded):
         self._saving = bool(transfer.is_kv_producer)
         self._ranks = int(vllm_config.parallel_config.tensor_parallel_size)
         self._windowed = tuple(w is not None for w in model_spec.group_windows(kv_cache_config))
-        self.modes = modes.resolve(options, vllm_config, len(self._windowed))
+        recomputes = _compat.recomputes(vllm_config, options.on_load_failure == "recompute")
+        self.modes = modes.resolve(options, vllm_config, len(self._windowed), recomputes)
         self.load_async, self.save_async = self.modes.load_async, self.modes.save_async
-        if options.on_load_failure == "recompute" and _compat.set_recompute(vllm_config):
-            logger.info("kv_load_failure_policy is now 'recompute': what cannot be loaded is computed")
         self._block = model_spec.block_tokens(kv_cache_config)
         self._hash_tokens = int(kv_cache_config.hash_block_size or self._block)
         self.engine = open_engine(options.config, flags=options.flags, name="vllm")
@@ -79,6 +78,7 @@ class SchedulerHalf(Guarded):
         self._loads: list[Load] = []
         self._arrivals = Arrivals(self.engine, self.fault, self._arrived)
         self._held: list[str] = []
+        self._void: list[int] = []
         self._load_plans: dict[int, Plan] = {}
         self._save_plans: dict[int, Plan] = {}
         self._load_ids = itertools.count(1)
@@ -191,6 +191,8 @@ class SchedulerHalf(Guarded):
             copies = tuple(self.engine.retrieve(lookup, begin, visible))
             if self._events is not None:
                 self._events.found(state, lookup.first, lookup.answer or 0)
+        except LeaseError:  # a pause longer than a lease, or the server is gone
+            pass
         except Exception as error:
             self.fault("retrieve", error)
         missing = promised.difference(*(c.blocks for c in copies))
@@ -220,6 +222,7 @@ class SchedulerHalf(Guarded):
         self._keep_media(output)
         self._plan_step(output, meta)
         meta.held, self._held = self._held, []
+        meta.void, self._void = self._void, []
         meta.idle = not output.total_num_scheduled_tokens
         self._begin_step(output, meta)
         if meta.idle and not meta.loads and (self._waiting or self._arrivals.next_lookup is not None):
@@ -355,10 +358,11 @@ class SchedulerHalf(Guarded):
             self._events.found(state, lookup.first, lookup.answer or 0)
 
     def _loaded(self, plan: Plan) -> None:
-        if plan.failed:
+        name = plan.state.request.request_id
+        if plan.failed and not plan.state.load_failed and self._requests.get(name) is plan.state:  # else it was ended
             plan.state.load_failed = True
             self._counts["kvcore_load_failures_total"] += 1
-            logger.warning("request %s: a load failed, vLLM computes it", plan.state.request.request_id)
+            logger.warning("request %s: a load failed, vLLM computes it", name)
         if plan.lookup is not None:
             self._release(plan.lookup)
 
@@ -391,6 +395,7 @@ class SchedulerHalf(Guarded):
             state.load_failed = True
             state.stop_saving()
         self._arrivals.drop(self._requests)
+        self._void += self._load_plans
         self._spaces.renew()
         if self._events is not None:
             self._events.clear()

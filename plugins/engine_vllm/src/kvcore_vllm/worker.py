@@ -48,6 +48,8 @@ class WorkerHalf(Guarded):
         self._bad_blocks: set[int] = set()
         self._lost: dict[int, set[int]] = {}
         """Loads of which parts could not begin -> the blocks of these."""
+        self._void: set[int] = set()
+        """Loads whose KV may not be used any more."""
         self._recved: set[str] = set()
         self._failed_recv: set[str] = set()
         self._held: set[str] = set()
@@ -91,6 +93,7 @@ class WorkerHalf(Guarded):
         self._ahead, self._along, self._broken = None, None, set()
         if meta.save_layers and meta.saves:
             self._along = SavesAlong(self._layers, lambda layers: self._save_layers(meta, layers))
+        self._void.update(meta.void)
         if meta.flush:
             self._copier.flush(meta.flush)
 
@@ -244,7 +247,8 @@ class WorkerHalf(Guarded):
         return KVCoreStats(data=counts)
 
     def _loaded(self, job: Load, bad: set[int]) -> None:
-        bad = bad | self._lost.pop(job.id, set())
+        bad = bad | self._lost.pop(job.id, set()) | (job.blocks if job.id in self._void else set())
+        self._void.discard(job.id)
         self._arenas.end(job)
         self._tally(self._report.loads, job.id, not bad)
         if bad:

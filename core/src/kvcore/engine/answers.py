@@ -1,7 +1,10 @@
 """What lookups have found: counted, and held to what was promised."""
 
+from collections.abc import Sequence
+
 from kvcore.api import LeaseError
 from kvcore.engine.face import EngineLookup
+from kvcore.engine.space import Space
 from kvcore.observe import Metrics
 
 
@@ -34,3 +37,16 @@ def promised(lookup: EngineLookup) -> int:
     if end is None or end < (before or 0):
         raise LeaseError("the lookup's leases have ended")
     return end
+
+
+def check_blocks(space: Space, block_ids: Sequence[Sequence[int]], chunks: int = 0) -> None:
+    """Raises `ValueError` for block ids that are not of so many groups, or of fewer than so many chunks."""
+    if len(block_ids) != len(space.groups):
+        raise ValueError(f"block_ids: of {len(block_ids)} groups, and the model has {len(space.groups)}")
+    blocks = chunks * space.chunk_blocks
+    short = [len(ids) for ids in block_ids if len(ids) < blocks]
+    if short:
+        raise ValueError(
+            f"block_ids: {short[0]} of a group, but {chunks} chunks are coming, which have {blocks} blocks: give those "
+            "of all that is coming, -1 for what is not wanted"
+        )

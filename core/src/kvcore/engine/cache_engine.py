@@ -15,7 +15,7 @@ from kvcore.api import LeaseError, ObjectEvent, ObjectKey
 from kvcore.config import Config, load_config
 from kvcore.control import StorageManager
 from kvcore.engine import space as spaces
-from kvcore.engine.answers import count_answer, promised
+from kvcore.engine.answers import check_blocks, count_answer, promised
 from kvcore.engine.face import Coming, StorePlan
 from kvcore.engine.identity import Identities, Identity
 from kvcore.engine.lookup import Lookup
@@ -203,7 +203,9 @@ class CacheEngine:
         fresh = lookup.take()
         if not fresh and lookup.renew():
             return []
-        return self._plan_loads(lookup, [fresh], max(fresh, default=-1) + 1, first_block, block_ids)
+        end = max(fresh, default=-1) + 1
+        check_blocks(lookup.space, block_ids, end)
+        return self._plan_loads(lookup, [fresh], end, first_block, block_ids)
 
     def _plan_loads(
         self,

@@ -118,7 +118,11 @@ class Engine(Protocol):
     def arrived(self, lookup: Any, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
         """Instead of `retrieve`, for a lookup that has said what is `coming`: the plan of what has come since the last
         call, in any order. With the first call after the answer all has come that will, which may be less than was
-        said. Arguments and errors as with `retrieve`."""
+        said: what counts then is the answer.
+
+        Arguments as with `retrieve`, with the blocks of all that is coming in every call: what has come is given once.
+        Raises `ValueError` where blocks are missing, and `LeaseError` as `retrieve` does.
+        """
 
     def renew(self, lookup: Any) -> bool:
         """Start the time of the lookup's leases again. False when they have ended: look up again."""

@@ -13,7 +13,7 @@ from kvcore.api import LeaseError, ObjectEvent, ObjectKey
 from kvcore.config import Config
 from kvcore.engine import Coming, ModelSpec, Space, StorePlan
 from kvcore.engine import space as spaces
-from kvcore.engine.answers import count_answer, promised
+from kvcore.engine.answers import check_blocks, count_answer, promised
 from kvcore.observe import Asked, Decision, Decisions, Metrics, Throttle
 from kvcore.observe.savings import count_saved
 from kvcore.plugins import Registry
@@ -180,7 +180,11 @@ class RemoteEngine:
         answer = link.ask(wire.Take(next(self._ids), lookup.id)) if link is not None else None
         if not isinstance(answer, wire.Taken) or not wire.whole(answer.fresh, 0) or not lookup.renew():
             raise LeaseError("the lookup's leases have ended")
-        return self._plan_loads(lookup, [answer.fresh], first_block, block_ids) if answer.fresh.slots else []
+        if not answer.fresh.slots:
+            return []
+        end = lookup.first + max(wire.unpack_indexes(answer.fresh.indexes)) + 1
+        check_blocks(lookup.space, block_ids, end)
+        return self._plan_loads(lookup, [answer.fresh], first_block, block_ids)
 
     def _plan_loads(
         self, lookup: RemoteLookup, groups: Sequence[wire.Slots], first_block: int, block_ids: Sequence[Sequence[int]]

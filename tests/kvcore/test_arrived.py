@@ -175,6 +175,18 @@ def test_only_the_blocks_that_the_engine_lacks_are_given(cache: CacheEngine) -> 
     cache.release(lookup)
 
 
+def test_blocks_of_less_than_is_coming_are_an_error(cache: CacheEngine) -> None:
+    space, keys = cache.register(HALVES), hashes(8)
+    put(cache, space, keys)
+    lookup = cache.lookup(space, keys)
+    assert lookup.wait(10)
+    with pytest.raises(ValueError, match=r"block_ids: 14 of a group, but 8 chunks are coming, which have 16"):
+        cache.arrived(lookup, 0, [range(14)])
+    with pytest.raises(ValueError, match=r"block_ids: of 2 groups, and the model has 1"):
+        cache.arrived(cache.lookup(space, keys), 0, [range(16), range(16)])
+    cache.release(lookup)
+
+
 def test_after_its_leases_ended_nothing_is_given(cache: CacheEngine) -> None:
     space, keys = cache.register(spec()), hashes(12)
     put(cache, space, keys)
@@ -231,6 +243,11 @@ def test_a_server_gives_objects_as_they_come(folder: Path) -> None:
             engine.release(lookup)
             with pytest.raises(LeaseError):
                 engine.arrived(lookup, 0, blocks(space, 12))
+            lookup = engine.lookup(space, keys)
+            assert lookup.wait(10)
+            with pytest.raises(ValueError, match="block_ids: 1 of a group, but 12 chunks are coming"):
+                engine.arrived(lookup, 0, [[0]])
+            engine.release(lookup)
 
 
 def test_a_server_that_ends_meanwhile_is_an_error_for_the_holder(folder: Path) -> None:
@@ -248,3 +265,46 @@ def test_a_server_that_ends_meanwhile_is_an_error_for_the_holder(folder: Path) -
             assert lookup.poll() == 0
             with pytest.raises(LeaseError):
                 engine.arrived(lookup, 0, blocks(space, 12))
+
+
+def test_what_another_lookup_loads_is_kept_for_who_waits_for_it(cache: CacheEngine) -> None:
+    space, keys = cache.register(spec()), hashes(12)
+    put(cache, space, keys)
+    gate = Gate(cache)
+    first = cache.lookup(space, keys[:2])
+    until(lambda: cache.l1.usage()["staging"])
+    second = cache.lookup(space, keys)
+    until(lambda: cache.l1.usage()["staging"] == 12)  # it waits for two, and loads the others
+    gate.let(2)
+    assert first.wait(10)
+    cache.release(first)  # unused
+    gate.let(100)
+    assert second.wait(10)
+    assert second.poll() == 12
+    cache.release(second)
+    assert cache.l1.usage()["leases"] == 0
+
+
+def test_what_another_lookup_has_let_go_of_is_loaded_again(cache: CacheEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    space, keys = cache.register(spec()), hashes(12)
+    put(cache, space, keys)
+    gate = Gate(cache)
+    first = cache.lookup(space, keys[:2])
+    until(lambda: cache.l1.usage()["staging"])
+    second = cache.lookup(space, keys)
+    until(lambda: cache.l1.usage()["staging"] == 12)
+    lease = cache.l1.reserve_each
+
+    def late(table: Any, wanted: Sequence[bytes]) -> Any:
+        """As if the first had been released before."""
+        monkeypatch.setattr(cache.l1, "reserve_each", lease)
+        cache.clear(space)
+        return lease(table, wanted)
+
+    monkeypatch.setattr(cache.l1, "reserve_each", late)
+    gate.let(100)
+    assert first.wait(10)
+    assert second.wait(10)
+    assert second.poll() == 12
+    cache.release(first)
+    cache.release(second)

@@ -183,9 +183,12 @@ class Fetcher:
         hashes = [w.chunk_hash for w in wants]
         lease, _, no_room = self._l1.reserve_write(space, hashes, temporary=True)
         mine = list(lease.objects)
+        own = {o.chunk_hash for o in mine}
+        rest = [w for w in wants if w.chunk_hash not in own]
+        theirs = [w for w in rest if w.chunk_hash in space.objects or w.chunk_hash in space.staging]
         if no_room:
-            tables = (space.objects, space.staging)
-            fetch.lost("l1_full", no_room, next((w for w in wants if not any(w.chunk_hash in t for t in tables)), None))
+            fetch.lost("l1_full", no_room, next((w for w in rest if w not in theirs), None))
+        joined = self._loop.spawn(self._join(fetch, space, theirs, others)) if theirs else None
         failed: dict[bytes, str] = {}
         if mine:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -197,13 +200,8 @@ class Fetcher:
                 for obj in mine:
                     self._inflight.pop((space, obj.chunk_hash), None)
                 done.set_result(None)
-        if len(mine) < len(wants):
-            # Another request is loading the rest, or has published it meanwhile.
-            if others:
-                await asyncio.wait(others)
-            own = {o.chunk_hash for o in mine}
-            read, _ = self._l1.reserve_each(space, [h for h in hashes if h not in own])
-            fetch.on_lease(read, "l1")
+        if joined is not None and (gone := await joined):
+            await self.load(fetch, gone, [tier] * len(gone), awaited=awaited)
         if failed:
             again = [w for w in wants if w.chunk_hash in failed]
             sources = await self.locate(again, after=tier)
@@ -211,6 +209,17 @@ class Fetcher:
                 if source is None:
                     fetch.lost(failed[want.chunk_hash], 1, want, tier)
             await self.load(fetch, again, sources, awaited=awaited)
+
+    async def _join(
+        self, fetch: Fetch, space: ObjectSpace, theirs: Sequence[Want], others: Sequence[asyncio.Future[None]]
+    ) -> list[Want]:
+        """Lease what other requests are loading, or have published meanwhile, as soon as it is there: they may let go
+        of it unused. What is gone after all."""
+        if others:
+            await asyncio.wait(others)
+        read, _ = self._l1.reserve_each(space, [w.chunk_hash for w in theirs])
+        fetch.on_lease(read, "l1")
+        return [w for w in theirs if w.chunk_hash not in space.objects and w.chunk_hash not in space.staging]
 
     async def _fill(
         self,

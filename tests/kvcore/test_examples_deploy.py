@@ -256,6 +256,7 @@ def test_the_readmes_files_come_to_their_places(tmp_path: Path) -> None:
     unit = (SYSTEMD / "vllm@.service").read_text()
     assert "EnvironmentFile=/etc/vllm-%i.env" in unit
     assert "${MODEL}" in unit
+    assert "KillMode=mixed" in unit.splitlines()  # vLLM's main process alone, as the package's README says
     assert given.keys() == {"MODEL", "CUDA_VISIBLE_DEVICES"}
 
 

@@ -7,6 +7,7 @@ import random
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -52,20 +53,22 @@ class Started(Server, Client):
         super().__init__(name, command, ready=self.healthy, folder=folder, env={**ENVIRONMENT, **env})
 
 
-def configure(page: str, folder: Path) -> None:
+def configure(page: str, folder: Path, write: str = "all") -> None:
     """The page's file, small."""
     values = yaml.safe_load(next(block.text for block in blocks(page) if block.language == "yaml"))
     values["l1"]["size"] = "64MiB"
     (tier,) = values["l2"]
     tier["storage"] |= {"path": str(folder / "cache"), "capacity": "1GiB"}
+    tier["write"] = write
     tier["read"] = "always"  # a model this small is often computed sooner than a busy machine reads
     values |= {"chunk_tokens": 128, "lookup_timeout": "20s"}
     (folder / "kvcore.yaml").write_text(yaml.safe_dump(values))
 
 
 def connector(folder: Path) -> tuple[str, str, dict[str, str]]:
-    """README: two lines, and what the processes find in their environment, with what docs/explain.md puts there."""
-    configure("README.md", folder)
+    """README: two lines, and what the processes find in their environment, with what docs/explain.md puts there. All is
+    written at the end only."""
+    configure("README.md", folder, write="evicted")
     (run,), (by_hand,) = lines("README.md", "kvcore run vllm"), lines("README.md", "vllm serve")
     env = {"PYTHONPATH": cpu_wheel_is_vllm(folder), "VLLM_SERVER_DEV_MODE": "1"}
     return run, by_hand.replace("/etc/kvcore.yaml", f"{folder}/kvcore.yaml"), env
@@ -143,10 +146,15 @@ def test_a_server_started_by_kvcore_run_and_one_by_hand(
         text, cached = first.complete(prompt)
         assert cached == 0
         give_up = time.monotonic() + 60
-        while written(tmp_path / "cache") < CHUNKS:
+        while via is tier and written(tmp_path / "cache") < CHUNKS:
             assert time.monotonic() < give_up, "what was computed is not on the disk"
             time.sleep(0.05)
-        first.stop()
+        assert via is tier or not written(tmp_path / "cache")
+        os.kill(first.pid, signal.SIGTERM)  # it alone, as the package's README says
+        while first.running:
+            assert time.monotonic() < give_up, "vLLM does not end"
+            time.sleep(0.05)
+        assert written(tmp_path / "cache") >= CHUNKS
         again.start(READY_S)
         assert again.complete(prompt) == (text, 128 * CHUNKS)
         shown(tmp_path, prompt)

@@ -1,8 +1,8 @@
-"""`kvcore run vllm`: vLLM's command line with a `--kv-transfer-config` that uses kvcore."""
+"""`kvcore run vllm`: vLLM's command line with a `--kv-transfer-config` that uses kvcore, and time to end."""
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,10 @@ PARALLEL = {
     "--decode-context-parallel-size": ("-dcp", "--decode-context"),
 }
 """Flag -> its short form, and the shortest that we take for it."""
+SHUTDOWN = "--shutdown-timeout"
+SHUTDOWN_S = 20
+"""Without the flag `vllm serve` kills its engine process as soon as it has asked it to end. As long as a cache that is
+closed may wait for its tiers, ten seconds, and as long again for the requests that vLLM answers before."""
 ROLES = {"both": "kv_both", "prefill": "kv_producer", "decode": "kv_consumer"}
 
 Transfer = dict[str, Any]
@@ -26,7 +30,17 @@ Transfer = dict[str, Any]
 
 
 def with_kvcore(request: LaunchRequest) -> tuple[list[str], list[str]]:
-    """The user's words with vLLM's flag, and what of them is new. Raises `ConfigError` when they cannot go together."""
+    """The user's words with vLLM's flags, and what is new. Raises `ConfigError` when they cannot go together."""
+    words, added = _with_transfer(request)
+    if any(_names(word, SHUTDOWN, "--shu") for word in words):
+        return words, added
+    if any(_has(path, "shutdown[-_]timeout") for path in _files(words)):
+        return words, added
+    end = [SHUTDOWN, str(SHUTDOWN_S)]
+    return [*words, *end], [*added, *end]
+
+
+def _with_transfer(request: LaunchRequest) -> tuple[list[str], list[str]]:
     words, offloaded = _offloading(list(request.words), request.via)
     if request.via == "connector":
         _no_parallel(words)
@@ -209,19 +223,28 @@ def _no_parallel(words: Sequence[str]) -> None:
 
 def _not_in_a_file(words: Sequence[str]) -> None:
     """vLLM's own `--config FILE` may name a connector, too, which our flag would silently replace."""
+    for path in _files(words):
+        if _has(path, "kv[-_]transfer[-_]config"):
+            raise ConfigError(
+                f"{path} has kv-transfer-config: take it out there, or write it behind `--` as {FLAG} JSON"
+            )
+
+
+def _files(words: Sequence[str]) -> Iterator[Path]:
+    """What vLLM's own `--config` names."""
     for i, word in enumerate(words):
         name, equals, path = word.partition("=")
         if name == "--config":
-            _check_file(Path(path if equals else "".join(words[i + 1 : i + 2])))
+            yield Path(path if equals else "".join(words[i + 1 : i + 2]))
 
 
-def _check_file(path: Path) -> None:
+def _has(path: Path, key: str) -> bool:
+    """Whether a file says this."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError):
-        return  # vLLM says what is wrong with it
-    if re.search(r"^\s*['\"]?kv[-_]transfer[-_]config\b", text, re.M):
-        raise ConfigError(f"{path} has kv-transfer-config: take it out there, or write it behind `--` as {FLAG} JSON")
+        return False  # vLLM says what is wrong with it
+    return re.search(rf"^\s*['\"]?{key}\b", text, re.M) is not None
 
 
 def _parse(text: str) -> Transfer:

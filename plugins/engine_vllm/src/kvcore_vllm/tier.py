@@ -26,7 +26,7 @@ from kvcore_vllm.tier_threads import Lane
 THREADS = 2
 """For lookups, for loads and for stores each."""
 DRAIN_S = 4.0
-"""How long a shutdown waits for stores: vLLM gives its engine process five seconds to end."""
+"""How long a shutdown waits for stores: outside a server vLLM gives its engine process five seconds to end."""
 LET_GO_S = 0.5
 """How long it then waits for calls of the store that hold rows of vLLM's memory."""
 MAX_WAITING = 0.5

@@ -72,6 +72,13 @@ def blocks(space: Space, count: int) -> list[list[int]]:
 
 def put(engine: Engine, space: Space, keys: list[bytes]) -> None:
     """Store chunks whose every byte is their index + 1, and have them in the tier only."""
+    keep(engine, space, keys)
+    assert engine.drain() == 0
+    engine.clear(space)
+
+
+def keep(engine: Engine, space: Space, keys: list[bytes]) -> None:
+    """Have them in L1."""
     plan = engine.reserve(space, keys, 0, len(keys), blocks(space, len(keys)))
     descriptor = engine.descriptor()
     assert descriptor is not None
@@ -81,8 +88,6 @@ def put(engine: Engine, space: Space, keys: list[bytes]) -> None:
         view.buffer[copy.slot : copy.slot + size] = bytes([copy.blocks[0] // space.chunk_blocks + 1]) * size
     view.close()
     engine.publish(plan.id)
-    assert engine.drain() == 0
-    engine.clear(space)
 
 
 def take(engine: Engine, space: Space, lookup: EngineLookup, count: int, first_block: int = 0) -> list[int]:
@@ -308,3 +313,27 @@ def test_what_another_lookup_has_let_go_of_is_loaded_again(cache: CacheEngine, m
     assert second.poll() == 12
     cache.release(first)
     cache.release(second)
+
+
+def test_a_server_keeps_what_has_come_for_as_long_as_it_is_asked(folder: Path) -> None:
+    # What the tier takes is longer than a lease: each question what has come starts that again.
+    tier = {"storage": {"plugin": "faulty", "storage": "memory", "latency": "1200ms"}}
+    config = {**CONFIG, "l1": {"size": "8MiB", "lease": "2s"}, "l2": [tier]}
+    with KVCoreServer(folder, config) as server:
+        engine = open_engine(str(server.config), flags={"server.timeout": "5s"}, name="test")
+        assert isinstance(engine, RemoteEngine)
+        with contextlib.closing(engine):
+            space, keys = engine.register(spec()), hashes(12)
+            assert engine.wait_ready(10)
+            put(engine, space, keys)
+            keep(engine, space, keys[:6])
+
+            lookup = engine.lookup(space, keys)
+            until(lambda: (lookup.poll() is not None and "too late") or engine.coming(lookup))
+            came: list[int] = []
+            while lookup.poll() is None:
+                came += take(engine, space, lookup, 12)
+                time.sleep(0.05)
+            came += take(engine, space, lookup, 12)
+            assert sorted(came) == list(range(12))
+            engine.release(lookup)

@@ -176,9 +176,8 @@ class RemoteEngine:
 
     def arrived(self, lookup: RemoteLookup, first_block: int, block_ids: Sequence[Sequence[int]]) -> list[Copy]:
         """See `Engine.arrived`."""
-        link = lookup.link
-        answer = link.ask(wire.Take(next(self._ids), lookup.id)) if link is not None else None
-        if not isinstance(answer, wire.Taken) or not wire.whole(answer.fresh, 0) or not lookup.renew():
+        answer = lookup.take(next(self._ids))
+        if answer is None:
             raise LeaseError("the lookup's leases have ended")
         if not answer.fresh.slots:
             return []

@@ -94,6 +94,15 @@ class RemoteLookup:
             return link.tell(wire.Hold(self.id))
         return True
 
+    def take(self, number: int) -> wire.Taken | None:
+        """Ask what has come, in the message `number`. None when the leases have ended."""
+        begun = time.monotonic()
+        answer = self.link.ask(wire.Take(number, self.id)) if self.link is not None and not self.released else None
+        if not isinstance(answer, wire.Taken) or not answer.held or not wire.whole(answer.fresh, 0):
+            return None
+        self._leased = begun
+        return answer
+
     def use(self, tokens: int) -> bool:
         """So many tokens are being read: what was loaded for this lookup stays. False when the leases have ended."""
         link = self.link

@@ -194,7 +194,8 @@ class Server:
             self._read(connection)
 
     def _read(self, connection: Connection) -> None:
-        self._guarded(connection, connection.read)
+        if connection in self._connections:  # else it ended while it was written to
+            self._guarded(connection, connection.read)
         if connection.waiting and connection in self._connections:
             self._behind.add(connection)
         else:

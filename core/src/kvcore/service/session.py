@@ -201,9 +201,10 @@ class Session:
 
     def _take(self, message: wire.Take) -> None:
         lookup = self._lookups.get(message.lookup)
-        fresh = {} if lookup is None or len(lookup.objects) != 1 else lookup.take()
-        indexes = wire.pack_indexes(list(fresh))
-        self._connection.send(wire.Taken(message.id, _packed(self._engine, indexes, [o.slot for o in fresh.values()])))
+        held = lookup is not None and len(lookup.objects) == 1 and self._engine.renew(lookup)
+        fresh = lookup.take() if held and lookup is not None else {}
+        slots = _packed(self._engine, wire.pack_indexes(list(fresh)), [o.slot for o in fresh.values()])
+        self._connection.send(wire.Taken(message.id, held, slots))
 
     def _release(self, message: wire.Release) -> None:
         self.waiting.pop(message.lookup, None)

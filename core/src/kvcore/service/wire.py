@@ -187,7 +187,8 @@ class Use(Request, tag="use"):
 
 
 class Take(Request, tag="take"):
-    """What has come since I asked last, for a lookup that has said what is coming? Answered by `Taken`."""
+    """What has come since I asked last, for a lookup that has said what is coming? Starts the time of its leases again.
+    Answered by `Taken`."""
 
     id: Id
     lookup: Id
@@ -316,9 +317,10 @@ class Coming(Reply, tag="coming"):
 
 
 class Taken(Reply, tag="taken"):
-    """Where that is what has come."""
+    """Where that is what has come. `held`: its leases have not ended."""
 
     id: int
+    held: bool
     fresh: Slots
 
 

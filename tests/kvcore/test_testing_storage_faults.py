@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import os
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,15 @@ class CountsTwice(Dict):
 class WrongList(CountsTwice):
     def list(self) -> Sequence[Entry]:
         return [Entry(key, 512) for key in self.objects]
+
+
+class ReadsToList(FileStorage):
+    def list(self) -> Iterator[Entry]:  # type: ignore[override]
+        for path in sorted(self.root.iterdir()):
+            data = path.read_bytes()
+            if len(data) == 1000:
+                raise ValueError("a file that is cut short")
+            yield Entry(ObjectKey.from_name(path.name), len(data))
 
 
 class UsageGrows(Dict):
@@ -355,6 +365,7 @@ FAULTS: list[tuple[Make, str, tuple[Any, ...], str]] = [
     (plain(CountsTwice), "test_list_is_consistent", (), "yields a key twice"),
     (plain(CountsTwice), "test_usage_is_consistent", (), "counts 40 objects of 30"),
     (plain(WrongList), "test_list_is_consistent", (), "wrong sizes"),
+    (files(ReadsToList), "test_list_while_deleting", (), "`list` must bear objects that are deleted meanwhile"),
     (plain(UsageGrows), "test_usage_is_consistent", (), "after all was deleted"),
     (plain(Hangs), "test_empty_batches", (), "`exists` did not return within"),
     (files(WritesInPlace), "test_store_while_loading", (), "torn write"),
@@ -392,6 +403,18 @@ def test_symmetric_fault_shows_through_raw_access(tmp_path: Path) -> None:
     run(suite, "test_round_trip_at_odd_sizes", (4097,), tmp_path)
     with pytest.raises(AssertionError, match="does not hold the 1 bytes that were stored"):
         run(suite, "test_raw_bytes_are_the_object", (), tmp_path)
+
+
+def test_a_listing_that_ends_at_a_damaged_object_shows(tmp_path: Path) -> None:
+    class Damaged(StorageConformance):
+        def make_storage(self, tmp_path: Path) -> AnyStorage:
+            return ReadsToList(tmp_path)
+
+        def raw_corrupt(self, storage: AnyStorage, tmp_path: Path, key: ObjectKey) -> None:
+            os.truncate(tmp_path / key.name, 1000)
+
+    with pytest.raises(AssertionError, match="`list` must bear a damaged object"):
+        Damaged().test_damaged_object(tmp_path)
 
 
 def test_usage_that_lies_shows_through_raw_access(tmp_path: Path) -> None:

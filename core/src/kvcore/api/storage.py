@@ -146,7 +146,10 @@ class Storage(StorageTraits, ABC):
         """Forget each object. An absent key is no error."""
 
     async def list(self) -> "Sequence[Entry]":
-        """All objects held. Optional; raises `NotImplementedError` where the store cannot enumerate."""
+        """All objects held. Optional; raises `NotImplementedError` where the store cannot enumerate.
+
+        What is gone when the listing comes to it, damaged, or no object of the store is left out, and is no error.
+        """
         raise NotImplementedError
 
     async def usage(self) -> Usage | None:

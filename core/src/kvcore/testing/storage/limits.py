@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from threading import Event, Thread
 
-from kvcore.api import Failed, ObjectKey, Stored
+from kvcore.api import Entry, Failed, ObjectKey, Stored
 from kvcore.testing.driver import AnyStorage, Driver
 from kvcore.testing.memory import content, make_key, source
 from kvcore.testing.storage.base import StorageSuite, does_not_apply
@@ -57,6 +57,31 @@ class LimitTests(StorageSuite):
             driver.entries()
             for call in calls:
                 driver.wait(call, "store or delete")
+
+    def test_list_while_deleting(self, driver: Driver) -> None:
+        """What others delete while it is enumerated is no error: it may be left out."""
+        if not driver.can_list:
+            does_not_apply("the storage does not enumerate")
+        keys = [make_key(("listed", i)) for i in range(60)]
+        items = [source(key, b"x" * 100) for key in keys]
+        listed: list[Entry] = []
+        try:
+            driver.store(items)
+            entries = iter(driver.call("list"))
+            listed += [first] if (first := next(entries, None)) is not None else []
+            driver.delete(keys)
+            listed += entries  # of an iterator: those that are no longer there
+            for _ in range(5):
+                driver.store(items)
+                calls = [driver.submit("delete", [key]) for key in keys]
+                listed += driver.entries()
+                for call in calls:
+                    driver.wait(call, "delete")
+        except Exception as error:
+            raise AssertionError(f"`list` must bear objects that are deleted meanwhile: {error!r}") from error
+        unknown = {entry.key for entry in listed} - set(keys)
+        assert not unknown, f"`list` yields {len(unknown)} keys that were never stored"
+        assert driver.entries() == [], "`list` yields what was deleted while it was listed"
 
     def test_usage_is_consistent(self, driver: Driver) -> None:
         """Usage counts what is held: at least the objects' bytes, and the objects exactly."""

@@ -115,6 +115,13 @@ class RestartTests(StorageSuite):
             self._check_damage(driver, bad, good, data[good])
 
     def _check_damage(self, driver: Driver, bad: ObjectKey, good: ObjectKey, data: bytes) -> None:
+        if driver.can_list:
+            try:
+                listed = {entry.key for entry in driver.entries()}
+            except Exception as error:
+                raise AssertionError(f"`list` must bear a damaged object: {error!r}") from error
+            assert listed <= {bad, good}, "`list` yields a key that was never stored"
+            assert good in listed or self.forgets, "`list` lacks the neighbour of a damaged object"
         rooms = [Room(30_001), Room(30_001)]
         outcomes = driver.load([rooms[0].item(bad), rooms[1].item(good)])
         if isinstance(outcomes[0], Loaded):

@@ -313,6 +313,43 @@ def test_doctor_probes_a_small_tier_with_what_fits(
     assert "(16 objects of 508 KiB); holds 0 objects, 0 B of 16 MiB" in said[0]
 
 
+LISTS = """
+from kvcore.api import *
+from kvcore.builtin.memory import MemoryStorage
+from kvcore.builtin.memory_config import MemoryConfig
+class Config(PluginConfig):
+    junk: bool
+class Store(MemoryStorage):
+    persistent = True
+    def __init__(self, config, context):
+        self.junk = config.junk
+        super().__init__(MemoryConfig(), context)
+    def list(self):
+        if self.junk: raise ValueError("junk.zip")
+        return super().list()
+    def usage(self): return None
+@hookimpl
+def kvcore_storage(): return Component(api=ApiVersion(1, 0), factory=Store, config=Config)
+"""
+
+
+@pytest.mark.parametrize("junk", [False, True])
+def test_doctor_says_what_a_tier_with_kvcores_capacity_holds_or_that_it_cannot(
+    ground: Ground, capsys: pytest.CaptureFixture[str], junk: bool
+) -> None:
+    ground.patch.setenv("KVCORE_ALLOW_PLUGINS", "kvcore,acme-lists")
+    dist(ground.site, "acme-lists", {"kvcore.storage": {"lists": "fake_lists"}}, {"fake_lists": LISTS})
+    file = ground.config(f"l2: [{{storage: {{plugin: lists, junk: {junk}}}, capacity: 20MiB}}]\n")
+    said = [f for f in found(capsys, file) if f["subject"] == "tier lists"]
+    assert ["; holds 0 objects, 0 B of 20 MiB" in f["text"] for f in said] == [not junk] + [False] * junk
+    problems = [f["text"] for f in said if f["level"] == "warning" and "cannot be told" in f["text"]]
+    assert problems == ["what it holds cannot be told: tier lists: list: ValueError: junk.zip"] * junk
+    if not junk:
+        assert main(["store", "stat", "--config", file, "--json"]) == 0
+        (stat,) = json.loads(capsys.readouterr().out)["tiers"]
+        assert (stat["bytes"], stat["capacity_bytes"]) == (0, 20 << 20)
+
+
 def test_doctor_has_nothing_to_say_of_a_sound_configuration(ground: Ground, capsys: pytest.CaptureFixture[str]) -> None:
     planted(ground, "/elsewhere", "nfs")  # an ordinary file system here
     ground.patch.setenv("KVCORE_L1__SIZE", "64MiB")  # the same value as the file's

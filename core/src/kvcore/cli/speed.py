@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-from kvcore.api import Loaded, ObjectKey, ObjectLayout, StorageError, Stored, format_size
+from kvcore.api import Loaded, ObjectKey, ObjectLayout, StorageError, Stored, Usage, format_size
 from kvcore.api.engine import Finding
 from kvcore.api.keys import NAMESPACE_BYTES
 from kvcore.l2 import HEADER_BYTES, Parcel, Tier
@@ -26,17 +26,21 @@ DELETES = 20
 T = TypeVar("T")
 
 
-async def timed(subject: str, tier: Tier, frames: Frames) -> list[Finding]:
-    """What a round trip finds; one that fails, too, and what is left of it where deleting by `frames` fails."""
+async def timed(subject: str, tier: Tier, frames: Frames, capacity: int | None = None) -> list[Finding]:
+    """What a round trip finds; one that fails, too, and what is left of it where deleting by `frames` fails.
+
+    Args:
+        capacity: what the tier keeps to, in bytes, where its storage has none.
+    """
     space = NAMESPACE + secrets.token_bytes(NAMESPACE_BYTES - len(NAMESPACE))
     keys = [ObjectKey(space, secrets.token_bytes(32)) for _ in range(OBJECTS)]
     calls = _Calls()
     try:
-        result = await _round_trip(subject, tier, keys, calls)
+        result = await _round_trip(subject, tier, keys, calls, capacity)
     finally:
         await calls.landed()
         left = await _delete(frames, keys)
-    findings = [result if isinstance(result, Finding) else await _speeds(subject, tier, result)]
+    findings = [result] if isinstance(result, Finding) else await _speeds(subject, frames, result, capacity)
     if left:
         remedy = f"kvcore store rm --tier {tier.name} --namespace {space.hex()}"
         findings.append(Finding("error", subject, f"{len(left)} objects of this test cannot be deleted", remedy))
@@ -87,8 +91,10 @@ async def _delete(frames: Frames, keys: list[ObjectKey]) -> list[ObjectKey]:
     return keys
 
 
-async def _round_trip(subject: str, tier: Tier, keys: Sequence[ObjectKey], calls: _Calls) -> Finding | _Rates:
-    size = await _size(tier)
+async def _round_trip(
+    subject: str, tier: Tier, keys: Sequence[ObjectKey], calls: _Calls, capacity: int | None
+) -> Finding | _Rates:
+    size = await _size(tier, capacity)
     layout = ObjectLayout(1, 1, (size,), "bfloat16", 2)
     # Half noise, half constant: what compresses is then neither nothing nor everything.
     payload = random.Random(0).randbytes(size // 2) + bytes(size - size // 2)  # noqa: S311
@@ -114,12 +120,14 @@ async def _round_trip(subject: str, tier: Tier, keys: Sequence[ObjectKey], calls
     return _Rates(size, OBJECTS * size / store_s, OBJECTS * size / load_s, max(took) / min(2, len(batches)))
 
 
-async def _size(tier: Tier) -> int:
+async def _size(tier: Tier, capacity: int | None) -> int:
     """Of an object, so that the storage takes it, and all of them fill half of it at most."""
     most, usage = tier.storage.max_object_bytes, await tier.usage()
     bounds = [] if most is None else [most]
     if usage is not None and usage.capacity_bytes is not None:
-        bounds.append(usage.capacity_bytes // (2 * OBJECTS))
+        capacity = usage.capacity_bytes
+    if capacity is not None:
+        bounds.append(capacity // (2 * OBJECTS))
     return max(2, min([OBJECT_BYTES, *(bound - HEADER_BYTES for bound in bounds)]) // 2 * 2)
 
 
@@ -130,10 +138,24 @@ async def _clocked(call: Coroutine[Any, Any, T], took: list[float]) -> T:
     return result
 
 
-async def _speeds(subject: str, tier: Tier, rates: _Rates) -> Finding:
+async def _held(frames: Frames, capacity: int | None) -> Usage | None:
+    """What the storage holds; what it does not say itself is counted, where the tier has to. Raises `StorageError`."""
+    usage = await frames.usage()
+    if capacity is not None:
+        sizes = [entry.nbytes async for entries in frames.entries() for entry in entries]
+        usage = Usage(sum(sizes), len(sizes), capacity)
+    return usage
+
+
+async def _speeds(subject: str, frames: Frames, rates: _Rates, capacity: int | None) -> list[Finding]:
     """A round trip that went well, and what the tier holds after it."""
     size, store, load, slowest_s = rates
-    usage = await tier.usage()
+    findings, usage = [], None
+    try:
+        usage = await _held(frames, capacity)
+    except StorageError as error:
+        remedy = "mend its storage, or remove what it cannot read: `kvcore store` needs this, and so does a `capacity`"
+        findings.append(Finding("warning", subject, f"what it holds cannot be told: {error}", remedy))
     data = {"store_bytes_s": round(store), "load_bytes_s": round(load), "slowest_s": slowest_s}
     text = f"answers; stores {store / 1e9:.2f} GB/s, loads {load / 1e9:.2f} GB/s"
     text += f" ({OBJECTS} objects of {format_size(size)})"
@@ -142,5 +164,5 @@ async def _speeds(subject: str, tier: Tier, rates: _Rates) -> Finding:
         text += f" of {format_size(usage.capacity_bytes)}" if usage.capacity_bytes is not None else ""
     if min(store, load) < SLOW_BYTES_S:
         remedy = "loading may be slower than computing: use a faster device or network, or a faster serde"
-        return Finding("warning", subject, text, remedy, data)
-    return Finding("ok", subject, text, data=data)
+        return [Finding("warning", subject, text, remedy, data), *findings]
+    return [Finding("ok", subject, text, data=data), *findings]

@@ -150,7 +150,7 @@ async def _round_trip(subject: str, config: TierConfig, tier: Tier, frames: Fram
             await tier.ping()
         except (KVCoreError, OSError) as e:  # it has opened: what is wrong is not its options, as a rule
             raise StorageUnavailable(str(e)) from e
-        findings = await timed(subject, tier, frames)
+        findings = await timed(subject, tier, frames, config.capacity)
         usage = await tier.usage()
         return findings if usage is None else [*findings, *_capacity(subject, config, tier, usage)]
     finally:
@@ -161,7 +161,7 @@ def _capacity(subject: str, config: TierConfig, tier: Tier, usage: Usage) -> Ite
     """Whether the storage may grow beyond what there is."""
     in_memory = not tier.storage.persistent and not tier.storage.shared
     if usage.capacity_bytes is None:
-        if in_memory:
+        if in_memory and config.capacity is None:
             remedy = f"give it a capacity, such as {{plugin: {config.storage.plugin}, capacity: 4GiB}}"
             yield Finding("warning", subject, "has no capacity: it grows until memory is full", remedy)
         return

@@ -71,7 +71,8 @@ async def ls(frames: Frames, args: argparse.Namespace, source: Source) -> dict[s
 
 
 async def stat(frames: Frames, args: argparse.Namespace, source: Source) -> dict[str, Any]:
-    """JSON: {objects, bytes, capacity_bytes, namespaces, path}; each null where the storage cannot tell."""
+    """JSON: {objects, bytes, capacity_bytes, namespaces, path}; each null where nobody can tell. The capacity is the
+    storage's, or else the tier's."""
     usage = await frames.usage()
     found: dict[bytes, _Namespace] = {}
     listed = True
@@ -92,6 +93,8 @@ async def stat(frames: Frames, args: argparse.Namespace, source: Source) -> dict
     if usage is not None:
         counted |= {"objects": usage.objects, "bytes": usage.nbytes, "capacity_bytes": usage.capacity_bytes}
     (tier,) = chosen(source.config, [frames.name])
+    if counted["capacity_bytes"] is None:
+        counted["capacity_bytes"] = tier.capacity
     path = tier_path(tier)
     return counted | {"path": None if path is None else str(path)}
 

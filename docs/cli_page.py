@@ -17,8 +17,9 @@ def page(note: str) -> str:
         "# Command line",
         note,
         "`kvcore COMMAND --help` says the same. `kvcore --version` prints the version. The status is 0 when all is "
-        "well, 1 when something is wrong, 2 when the command was written wrong, and 130 after Ctrl-C. What a command "
-        "has to say goes to standard output, errors to standard error; with `--json` the former is one JSON document, "
+        "well, 1 when something is wrong, 2 when the command was written wrong, and 130 when Ctrl-C cut it short; what "
+        "goes on until then, such as `kvcore top`, ends with 0. What a command has to say goes to standard output, "
+        "errors to standard error; with `--json` the former is one JSON document, "
         "whose fields are kept as [versions.md](versions.md) says. Options are not abbreviated.",
         "\n".join(
             [

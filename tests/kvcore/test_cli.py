@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from plugin_samples import storage
@@ -526,6 +527,16 @@ class Absent(EngineIntegration):
 def kvcore_engine():
     return Component(api=ApiVersion(1, 0), factory=Absent)
 """
+
+
+def test_doctor_says_how_to_install_from_a_checkout_too(capsys, monkeypatch):
+    monkeypatch.setenv("KVCORE_ALLOW_PLUGINS", "kvcore")
+    monkeypatch.setattr("kvcore.cli.doctor.call", NOT_LOOKED_AT)
+    main(["doctor", "--json", "--set", "l2=[]", "--set", "l1.size=64MiB"])
+    remedies = {f["subject"]: f["remedy"] for f in json.loads(capsys.readouterr().out)["findings"]}
+    for subject in ("engines", "tiers"):
+        (folder,) = re.findall(r"pip install kvcore-\w+, in a checkout \./(plugins/\w+)", remedies[subject])
+        assert (Path(__file__).parents[2] / folder / "pyproject.toml").exists()
 
 
 def test_doctor_does_not_ask_for_engines_that_are_not_here(site, capsys, monkeypatch):

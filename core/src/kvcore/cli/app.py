@@ -59,8 +59,9 @@ def _run(arguments: list[str]) -> int:
         args, unknown = parser.parse_known_args(arguments)
         if unknown:
             follow = getattr(args, "words_follow", words is not None)
-            hint = _meant(unknown, args) or (": what is the engine's stands behind `--`" if follow else "")
-            parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+            leaf = _leaf(parser, args)
+            hint = _meant(unknown, leaf, follow=follow)
+            leaf.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         args.words = words
         if args.command is None:
             parser.print_help()
@@ -89,10 +90,27 @@ def _cut(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments[:at], arguments[at + 1 :]
 
 
-def _meant(unknown: list[str], args: argparse.Namespace) -> str:
-    """Some commands take other words, and FILE by `--config` only."""
+def _leaf(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.ArgumentParser:
+    """That of the command that was chosen."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction) and getattr(args, action.dest, None) is not None:
+            return _leaf(action.choices[getattr(args, action.dest)], args)
+    return parser
+
+
+def _meant(unknown: list[str], parser: argparse.ArgumentParser, *, follow: bool) -> str:
+    """What may have been meant. `follow`: words that are like ours may be the engine's."""
+    from kvcore.plugins.registry import nearest
+
+    options = parser._option_string_actions
+    for name in (word.partition("=")[0] for word in unknown if word.startswith("--") and word != "--"):
+        near = [option for option in options if option.startswith(name)]
+        if found := near[0] if near else None if follow else nearest(name, options):
+            return f" (did you mean {found}?)"
     file = next((word for word in unknown if word.endswith((".yaml", ".yml"))), None)
-    return f" (did you mean --config {file}?)" if file is not None and "config" in args else ""
+    if file is not None and "--config" in options:  # there are other words, and FILE is taken by the flag only
+        return f" (did you mean --config {file}?)"
+    return ": what is the engine's stands behind `--`" if follow else ""
 
 
 def _parser(command: str | None) -> tuple[argparse.ArgumentParser, dict[str, ModuleType]]:

@@ -18,8 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in ("A", "B"):
         parser.add_argument(
             name.lower(), metavar=name,
-            help="a request's id or a part of it, or a number of `kvcore explain`'s list (no.7); or @FILE: a prompt's "
-            "text or a JSON list of its token ids",
+            help="a request's id or a part of it, or its number in `kvcore explain`'s list (no.7) where its engine "
+            "does not name it; or @FILE: a prompt's text or a JSON list of its token ids",
         )  # fmt: skip
     parser.add_argument("--text", action="store_true", help="A and B are the prompts themselves")
     parser.add_argument(

@@ -110,7 +110,7 @@ def _torch() -> Iterator[Finding]:
             "note",
             "torch",
             "not installed here",
-            "an engine brings its own; for the test kit: pip install kvcore[torch]",
+            "an engine brings its own; for the test kit: pip install kvcore[torch], in a checkout './core[torch]'",
         )
         return
     outcome = call("torch", timeout_s=CHILD_TIMEOUT_S)
@@ -183,7 +183,9 @@ def _plugins(registry: Registry) -> Iterator[Finding]:
 def _engines(registry: Registry) -> Iterator[Finding]:
     infos = [i for i in registry.available("engine") if i.status in ("ready", "clash")]
     if not infos:
-        yield Finding("note", "engines", "no engine connector is installed", "for vLLM: pip install kvcore-vllm")
+        yield Finding(
+            "note", "engines", "no engine connector is installed", f"for vLLM: {_install('kvcore-vllm', 'engine_vllm')}"
+        )
     for info in infos:
         outcome = call("engine", f"{info.name}@{info.distribution}", timeout_s=CHILD_TIMEOUT_S)
         if outcome.ok:
@@ -192,6 +194,10 @@ def _engines(registry: Registry) -> Iterator[Finding]:
         else:
             remedy = f"pip install --force-reinstall {info.distribution}"
             yield Finding("error", f"engine {info.name}", outcome.text, remedy)
+
+
+def _install(package: str, folder: str) -> str:
+    return f"pip install {package}, in a checkout ./plugins/{folder}"
 
 
 def _plugin(path: str, args: argparse.Namespace) -> str:
@@ -254,7 +260,10 @@ def _configuration(registry: Registry, args: argparse.Namespace) -> Iterator[Fin
     yield from server.answers(config.server)
     if not config.l2:
         yield Finding(
-            "note", "tiers", "none: what leaves L1 is lost", "add l2: [{storage: disk}] (pip install kvcore-disk)"
+            "note",
+            "tiers",
+            "none: what leaves L1 is lost",
+            f"add l2: [{{storage: disk}}] ({_install('kvcore-disk', 'storage_disk')})",
         )
     yield from tiers.shared_paths(config.l2)
     for tier in config.l2:

@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "without a request or a prompt, the latest requests are listed"
     parser.add_argument(
         "request", metavar="REQUEST", nargs="?",
-        help="a request's id as the engine's answer has it, or part of it, or a number of the list; `last`: the latest",
+        help="a request's id as the engine's answer has it, or part of it; where it has none, its number in the "
+        "list; `last`: the latest",
     )  # fmt: skip
     what = parser.add_argument_group("a prompt instead: what a lookup would find now")
     one = what.add_mutually_exclusive_group()

@@ -26,8 +26,8 @@ class VllmIntegration(EngineIntegration):
         pass
 
     def check(self) -> list[Finding]:
-        """One finding for vLLM and one for the connector's registration."""
-        return [self._engine(), self._registration()]
+        """One finding for vLLM and, where it is, one for the connector's registration."""
+        return [self._engine(), *([self._registration()] if installed_vllm() is not None else [])]
 
     def usage(self) -> str:
         """The command line that serves a model with kvcore."""

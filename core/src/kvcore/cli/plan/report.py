@@ -94,10 +94,11 @@ def print_plan(plan: Plan) -> None:
 
 def _print_kv(plan: Plan) -> None:
     model, kv = plan.model, plan.kv
+    blocks = f"; with blocks of {kv.block_tokens} tokens (--block-size)"
     rows = [
         ("attention", f"{model.attention}; {model.depth} layers, {model.dtype}"),
         ("a token", format_size(kv.token_bytes) + _copies(kv)),
-        ("a chunk", f"{kv.chunk_tokens} tokens, {format_size(kv.stored_bytes(kv.chunk_tokens))}"),
+        ("a chunk", f"{kv.chunk_tokens} tokens, {format_size(kv.stored_bytes(kv.chunk_tokens))}{blocks}"),
     ]
     kinds: dict[tuple[str, str], int] = {}
     for group in kv.groups:

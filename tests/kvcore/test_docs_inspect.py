@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -15,10 +16,16 @@ from kvcore.cli import main
 from kvcore.engine import CacheEngine
 from kvcore.service import open_engine
 from kvcore.service.inspect import caches
+from kvcore.service.inspect.models import TierModel
 from kvcore.service.inspect.routes import ROUTES
 from kvcore.testing.chunks import contents, hashes, put, spec
 
 PAGE = "docs/inspect.md"
+
+
+def test_every_state_of_a_tier_is_said() -> None:
+    (row,) = re.findall(r"^\| `STATE` \|(.*)$", (ROOT / PAGE).read_text(), re.M)
+    assert set(re.findall(r"`(\w+)`", row)) == set(get_args(TierModel.__annotations__["state"]))
 
 
 @pytest.fixture

@@ -21,22 +21,13 @@ from kvcore.service import wire
 from kvcore.service.greeting import hello_of
 from kvcore.service.keeper import Keeper
 from kvcore.service.link import Link
-from kvcore.service.lookup import RemoteLookup
+from kvcore.service.lookup import RemoteLookup, ServedSpace
 from kvcore.transfer.plan import Copy
 
 CLEAR_S = 10.0
 """How long `clear` waits for the server's count."""
 DELETE_S = 30.0
 """How long `delete` waits until the server's tiers have deleted."""
-
-
-class ServedSpace(Space):
-    """A `Space` that a server knows by `id`. `refused`: it has said that it cannot cache this model. `key_scheme`: of
-    its hashes."""
-
-    id: int
-    key_scheme: str
-    refused: bool = False
 
 
 class RemoteEngine:

@@ -1,21 +1,26 @@
-"""A lookup that a server answers."""
+"""A lookup that a server answers, and the space it is in."""
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from kvcore.engine import Coming
+from kvcore.engine import Coming, Space
 from kvcore.observe import Decision
 from kvcore.service import wire
 from kvcore.service.link import Link
-
-if TYPE_CHECKING:
-    from kvcore.service.client import ServedSpace
 
 SLACK_S = 2.0
 """How much later than the server's own time-out a lookup is given up, with the server."""
 RENEW_SHARE = 0.25
 """A poll starts the leases' time again once so much of it has passed."""
+
+
+class ServedSpace(Space):
+    """A `Space` that a server knows by `id`. `refused`: it has said that it cannot cache this model. `key_scheme`: of
+    its hashes."""
+
+    id: int
+    key_scheme: str
+    refused: bool = False
 
 
 class RemoteLookup:
@@ -30,7 +35,7 @@ class RemoteLookup:
 
     def __init__(
         self,
-        space: "ServedSpace",
+        space: ServedSpace,
         first: int,
         count: int,
         number: int,

@@ -17,8 +17,8 @@ from kvcore.engine import ModelSpec, Space, StorePlan
 from kvcore.engine.answers import promised
 from kvcore.engine.parts import joined
 from kvcore.observe import Asked, Decision, Decisions
-from kvcore.service.client import RemoteEngine, ServedSpace
-from kvcore.service.lookup import RemoteLookup
+from kvcore.service.client import RemoteEngine
+from kvcore.service.lookup import RemoteLookup, ServedSpace
 from kvcore.transfer.plan import Copy
 
 T = TypeVar("T", int, float)

@@ -18,7 +18,7 @@ from kvcore.l2 import Payload
 from kvcore.observe import Asked
 from kvcore.service import wire
 from kvcore.service.attachment import Attachment
-from kvcore.service.client import RemoteEngine, ServedSpace
+from kvcore.service.client import RemoteEngine
 from kvcore.service.lookup import SLACK_S
 
 _PART = 4

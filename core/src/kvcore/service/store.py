@@ -19,7 +19,7 @@ from kvcore.observe import Asked
 from kvcore.service import wire
 from kvcore.service.attachment import Attachment
 from kvcore.service.client import RemoteEngine
-from kvcore.service.lookup import SLACK_S
+from kvcore.service.lookup import SLACK_S, ServedSpace
 
 _PART = 4
 """A batch takes at most one part in so many of the server's memory: others need some, too."""

@@ -38,6 +38,10 @@ def kvcore_storage() -> Component:
 class MemoryStorage(BlockingStorage):
     """A dict of byte strings. With a capacity, the eviction policy makes room before an object is taken in."""
 
+    persistent = False
+    shared = False
+    max_object_bytes = None
+
     def __init__(self, config: "MemoryConfig", context: Context) -> None:
         self._capacity = config.capacity
         self.evicts = config.capacity is not None

@@ -87,6 +87,25 @@ def steps(e: Engine, until: Callable[[], Any], texts: "dict[str, Any] | None" = 
     raise AssertionError("not within 20,000 steps")
 
 
+def whole(models: Path, extra: "dict[str, Any] | None" = None) -> dict[str, Any]:
+    """A prompt of whole chunks, all of which the tier has."""
+    texts: dict[str, Any] = {}
+    prompt = LONG[:1408]
+    with started(models, extra) as (e, tier, _):
+        add(e, "whole", prompt)
+        steps(e, lambda: e.half._arrivals.next_lookup is not None or texts, texts)
+        out: dict[str, Any] = {"waiting": e.half._arrivals.next_lookup is not None}
+        tier.let(1000)
+        steps(e, lambda: "whole" in texts, texts)
+        e.settle()
+        out["text"], out["cached"] = texts["whole"]
+        out["failures"] = e.stat("kvcore_load_failures_total")
+        e.forget(connector=True)
+        out["computed"], out["computed_cached"] = e.one(prompt)
+        out["leaks"], out["faults"] = e.leaks(), e.faults()
+    return out
+
+
 def arriving(models: Path, extra: "dict[str, Any] | None" = None) -> dict[str, Any]:
     """One request that waits for its tier with its blocks, and others that go on meanwhile."""
     texts: dict[str, Any] = {}

@@ -20,6 +20,7 @@ def results(run_child: Any) -> Any:
         "plain",
         *(f"arriving{mode}" for mode in modes),
         *(f"undelivered{mode}" for mode in modes),
+        *(f"whole{mode}" for mode in modes),
         *(f'ended:{{"how": "{how}"}}' for how in ("abort", "reset", "broken")),
     )
 
@@ -47,6 +48,17 @@ def test_what_a_tier_does_not_deliver_is_computed(results: Any, mode: str) -> No
     assert same([result["a"], result["b"], result["again"]], [results["plain"]["long"]] * 3)
     assert result["failures"] > 0
     assert all(cached >= 512 for cached in result["cached"].values())  # what came before it is used
+    assert result["leaks"] == NO_LEAKS
+    assert result["faults"] == {}
+
+
+@pytest.mark.parametrize(("mode", "cached"), [("", 1280), (f":{ASYNC}", 1408)], ids=["auto", "async"])
+def test_a_whole_prompt_is_reused_as_from_memory(results: Any, mode: str, cached: int) -> None:
+    result = results[f"whole{mode}"]
+    assert result["waiting"]
+    assert same([result["text"]], [result["computed"]])
+    assert (result["cached"], result["computed_cached"]) == (cached, 0)
+    assert result["failures"] == 0
     assert result["leaks"] == NO_LEAKS
     assert result["faults"] == {}
 

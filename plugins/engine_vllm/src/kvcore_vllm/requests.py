@@ -29,8 +29,8 @@ class RequestState:
         """What another engine has promised and this one waits for."""
         self.base = 0
         """Tokens that vLLM held itself when the lookup was last answered."""
-        self.early = False
-        """That answer said what tiers still deliver."""
+        self.early = 0
+        """The chunks that it said are coming, if tiers still deliver them."""
         self.loaded = False
         """Some of its tokens were promised to vLLM."""
         self.load_failed = False

@@ -141,11 +141,11 @@ class SchedulerHalf(Guarded):
                 return 0, False
             state.lookup = self.engine.lookup(space, tuple(hashes), first, self._asked(state))
         chunks = state.lookup.poll()
-        state.early = False
+        state.early = 0
         if chunks is None and self.modes.load_early:
             coming = self.engine.coming(state.lookup)
             if coming is not None:
-                chunks, state.early, state.hit_sources = coming.end, True, coming.sources
+                chunks, state.early, state.hit_sources = coming.end, coming.end, coming.sources
         if chunks is None:
             self._waiting[request.request_id] = state.lookup
             return None, False
@@ -155,9 +155,8 @@ class SchedulerHalf(Guarded):
             return None, False
         self._waiting.pop(request.request_id, None)
         state.base = held_tokens
-        beside = self.load_async or state.early
-        tokens = self._end(request, chunks * space.chunk_tokens, beside) - held_tokens
-        return (tokens, beside) if tokens > 0 else (0, False)
+        tokens = self._end(request, chunks * space.chunk_tokens) - held_tokens
+        return (tokens, self.load_async or state.early > 0) if tokens > 0 else (0, False)
 
     @guarded(lambda: None)
     def allocated(self, request: Any, blocks: Any, tokens: int) -> None:
@@ -185,6 +184,8 @@ class SchedulerHalf(Guarded):
             arena = lookup.arena
             visible = self._visible([g[:end] for g in ids])
             if state.early:
+                missing_ids = state.early * state.space.chunk_blocks - end
+                visible = [[*group, *[-1] * missing_ids] for group in visible]  # more is coming than is wanted
                 self._arrivals.add(load_id, request.request_id, lookup, begin, visible, promised)
                 return
             state.hit_sources = dict(lookup.sources)
@@ -196,7 +197,7 @@ class SchedulerHalf(Guarded):
         except Exception as error:
             self.fault("retrieve", error)
         missing = promised.difference(*(c.blocks for c in copies))
-        beside = self.load_async or (state is not None and state.early)
+        beside = self.load_async or (state is not None and state.early > 0)
         self._loads.append(Load(load_id, request.request_id, arena, copies, promised, missing, beside))
 
     def hit_sources(self, request: Any, tokens: int) -> dict[Any, int]:
@@ -468,9 +469,10 @@ class SchedulerHalf(Guarded):
             state.asked = _compat.asked_of(state.request)
         return state.asked
 
-    def _end(self, request: Any, tokens: int, beside: bool) -> int:
-        """Where a hit of `tokens` ends: a load inside the step must leave a token to compute."""
-        if beside:
+    def _end(self, request: Any, tokens: int) -> int:
+        """Where a hit of `tokens` ends: a load inside the step must leave a token to compute. Where loads are, one of
+        what is still coming does so, too: how much is reused is no matter of how fast a tier is."""
+        if self.load_async:
             return tokens
         return min(tokens, (int(request.num_tokens) - 1) // self._block * self._block)
 

@@ -392,7 +392,7 @@ def test_json_of_each_workload(name: str, bird: Parrot, capsys: pytest.CaptureFi
     assert first["failed"] == again["failed"] == 0
     assert first["requests"] + again["requests"] == subject["all"]["requests"] == len(subject["requests"])
     if name != "multi-round-chat":
-        assert first["reused_share"] == 0
+        assert first["reused_share"] < 0.01  # two texts may begin with the same word
         assert 300 <= first["prompt_tokens"] / first["requests"] <= 450
     assert again["reused_share"] > 0.7
     assert again["reused_tokens"] == sum(r["reused_tokens"] for r in subject["requests"] if r["phase"] == "again")

@@ -45,6 +45,8 @@ class Gate:
         self._storage = engine.manager.tiers[0].storage
         self._real = self._storage.load
         self._open = threading.Semaphore(0)
+        self.asked = 0
+        """Calls that have come to it. Who came first is let through first."""
         self.lost: set[bytes] = set()
         """Hashes that are there no more when they are asked for."""
         self._storage.load = self._load
@@ -53,6 +55,7 @@ class Gate:
         self._open.release(calls)
 
     def _load(self, items: Sequence[Any]) -> Any:
+        self.asked += 1
         self._open.acquire()
         found = self._real(items)
         return [Missing() if i.key.chunk_hash in self.lost else f for i, f in zip(items, found, strict=True)]
@@ -136,10 +139,7 @@ def test_objects_are_given_as_they_come_and_each_once(cache: CacheEngine) -> Non
 def test_what_is_resident_is_there_at_once(cache: CacheEngine) -> None:
     space, keys = cache.register(spec()), hashes(12)
     put(cache, space, keys)
-    lookup = cache.lookup(space, keys[:5])
-    assert lookup.wait(10)
-    cache.retrieve(lookup, 0, blocks(space, 5))
-    cache.release(lookup)
+    keep(cache, space, keys[:5])
     gate = Gate(cache)
     lookup = cache.lookup(space, keys, 2)
     coming = until(lambda: cache.coming(lookup))
@@ -229,10 +229,7 @@ def test_a_server_gives_objects_as_they_come(folder: Path) -> None:
             space, keys = engine.register(spec()), hashes(12)
             assert engine.wait_ready(10)
             put(engine, space, keys)
-            lookup = engine.lookup(space, keys[:6])
-            assert lookup.wait(10)
-            engine.retrieve(lookup, 0, blocks(space, 6))
-            engine.release(lookup)
+            keep(engine, space, keys[:6])
 
             lookup = engine.lookup(space, keys, 1)
             coming = until(lambda: (lookup.poll() is not None and "too late") or engine.coming(lookup))
@@ -277,9 +274,9 @@ def test_what_another_lookup_loads_is_kept_for_who_waits_for_it(cache: CacheEngi
     put(cache, space, keys)
     gate = Gate(cache)
     first = cache.lookup(space, keys[:2])
-    until(lambda: cache.l1.usage()["staging"])
+    until(lambda: gate.asked == 2)
     second = cache.lookup(space, keys)
-    until(lambda: cache.l1.usage()["staging"] == 12)  # it waits for two, and loads the others
+    until(lambda: gate.asked == 4 and cache.l1.usage()["staging"] == 12)  # it waits for two, and loads the others
     gate.let(2)
     assert first.wait(10)
     cache.release(first)  # unused
@@ -295,9 +292,9 @@ def test_what_another_lookup_has_let_go_of_is_loaded_again(cache: CacheEngine, m
     put(cache, space, keys)
     gate = Gate(cache)
     first = cache.lookup(space, keys[:2])
-    until(lambda: cache.l1.usage()["staging"])
+    until(lambda: gate.asked == 2)
     second = cache.lookup(space, keys)
-    until(lambda: cache.l1.usage()["staging"] == 12)
+    until(lambda: gate.asked == 4 and cache.l1.usage()["staging"] == 12)
     lease = cache.l1.reserve_each
 
     def late(table: Any, wanted: Sequence[bytes]) -> Any:

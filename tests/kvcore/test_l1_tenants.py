@@ -130,7 +130,7 @@ def test_what_is_on_record_of_a_tenant_that_is_forgotten_keeps_nothing_else_of_i
     """The record of what became of objects has them as they are, long after all else of their tenants has gone."""
     record: list[L1Object] = []
     l1 = L1(arena, lru(), division=Division({}, None, lru), on_left=lambda what, reason, left: record.extend(left))
-    before = len(of_type(LruPolicy)), len(of_type(Pool))  # those of other tests, which may go meanwhile
+    before = of_type(LruPolicy), of_type(Pool)  # held, so that those of other tests do not go meanwhile
     for i in range(1000):
         space = l1.space(b"%016d" % i, 0, ALIGN, f"salt {i}")
         put(l1, space, names(1, i))
@@ -138,8 +138,7 @@ def test_what_is_on_record_of_a_tenant_that_is_forgotten_keeps_nothing_else_of_i
     l1._few_spaces = 0
     assert len(l1.forget(lambda s: False)) == 1000
     assert [o.key.namespace for o in record] == [b"%016d" % i for i in range(1000)]
-    assert len(of_type(LruPolicy)) <= before[0]
-    assert len(of_type(Pool)) <= before[1]
+    assert (len(of_type(LruPolicy)), len(of_type(Pool))) == (len(before[0]), len(before[1]))
     assert put(l1, space, names(1)) == 1, "who comes late finds no room"
     assert l1.reserve_each(space, names(1))[1] == [None]
     assert l1.tenants() == {}

@@ -289,8 +289,7 @@ class Rounds:
         once as the storage likes. Raises `StorageError` when none went well."""
         objects = list(objects)
         parcels = [Parcel(key, (views[i],), self._layout) for i, key in objects]
-        size = self._tier.batch_size(len(parcels), parcels[0].nbytes)
-        batches = [parcels[at : at + size] for at in range(0, len(parcels), size)]
+        batches = self._tier.pieces(parcels, parcels[0].nbytes)
         begun = time.perf_counter()
         answers = await asyncio.gather(*(self._subject.call(call(batch)) for batch in batches))
         seconds = time.perf_counter() - begun

@@ -184,8 +184,8 @@ class SchedulerHalf(Guarded):
             arena = lookup.arena
             visible = self._visible([g[:end] for g in ids])
             if state.early:
-                missing_ids = state.early * state.space.chunk_blocks - end
-                visible = [[*group, *[-1] * missing_ids] for group in visible]  # more is coming than is wanted
+                unwanted = [-1] * (state.early * state.space.chunk_blocks - end)  # more may be coming
+                visible = [[*group, *unwanted] for group in visible]
                 self._arrivals.add(load_id, request.request_id, lookup, begin, visible, promised)
                 return
             state.hit_sources = dict(lookup.sources)

@@ -161,6 +161,50 @@ def test_exhaustion_and_recovery() -> None:
     run(main())
 
 
+def no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_system_without_a_thread_to_give_costs_what_is_asked_just_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        threads = Threads("pool", 2)
+        buffer = memoryview(bytearray(8))
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_thread)
+            for _ in range(3):
+                with pytest.raises(DeadlineExceeded, match="pool: no thread can be started") as caught:
+                    await threads.run(len, buffer)
+                assert caught.value.settled is None
+        buffer.release()  # nobody has it
+        together = threading.Barrier(2)
+        await asyncio.wait_for(asyncio.gather(*(threads.run(together.wait, 5) for _ in range(2))), 5)
+        threads.close()
+
+    run(main())
+
+
+def test_a_hung_thread_that_cannot_be_replaced_is_known_to_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has lent it memory must hear when it lets go of it."""
+
+    async def main() -> None:
+        threads = Threads("pool", 1)
+        gate, began = threading.Event(), threading.Event()
+        hung = asyncio.create_task(threads.run(lambda: (began.set(), gate.wait(30)), timeout_s=0.05))
+        await until(began.is_set)
+        waiting = threads.submit(lambda: "served")
+        monkeypatch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(DeadlineExceeded) as caught:
+            await hung
+        assert caught.value.settled is not None
+        assert threads.stuck_since is not None
+        gate.set()
+        await asyncio.wait_for(asyncio.wait((caught.value.settled,)), 5)
+        assert await asyncio.wait_for(waiting.settled, 5) == "served"
+        threads.close()
+
+    run(main())
+
+
 def test_close_lets_running_calls_end_and_takes_no_more() -> None:
     async def main() -> None:
         threads = Threads("pool", 2)

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Literal
 
 from kvcore.api import StorageError
@@ -67,6 +68,9 @@ class Threads:
             self._waiting += 1
             self._queue.put(call)
             self._grow()
+            if self._threads == self._stuck:  # the system has no thread to give now
+                call.state, call.args = "over", ()
+                raise DeadlineExceeded(f"{self._name}: no thread can be started")
         return call
 
     async def run(
@@ -109,8 +113,9 @@ class Threads:
 
     def _grow(self) -> None:
         if self._waiting > self._idle and self._threads - self._stuck < self._size and not self._closed:
-            self._threads += 1
-            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            with suppress(RuntimeError, MemoryError):  # those that there are do it; the next call tries again
+                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+                self._threads += 1
 
     def _run(self) -> None:
         while True:

@@ -64,6 +64,14 @@ def test_the_oldest_are_forgotten_and_offered_once_more() -> None:
     assert reuse.published(SPACE, old[4:]) == []  # forgotten in turn: as if new
 
 
+def test_many_are_forgotten_at_once() -> None:
+    """One by one each would cost as much as were forgotten before it."""
+    reuse = Reuse(320)
+    reuse.published(SPACE, hashes(321))
+    assert len(reuse) == 300
+    assert reuse.asked(SPACE, hashes(321)[21:]) == hashes(321)[21:]
+
+
 @given(
     st.lists(st.tuples(st.sampled_from(["published", "asked"]), st.lists(st.integers(0, 9), unique=True)), max_size=30)
 )

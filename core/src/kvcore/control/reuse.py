@@ -4,12 +4,15 @@ Most of what is computed is never read again. A tier that is slow, small or wear
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from kvcore.api import ObjectKey
 from kvcore.l1 import ObjectSpace
 
 REMEMBERED = 1 << 18
 """So many objects are known by a number of 64 bits each: some 25 MiB at most, for 256 GiB of KV and more."""
+_PART = 16
+"""When there are more, one part in so many is forgotten."""
 
 
 class Reuse:
@@ -53,8 +56,10 @@ class Reuse:
             offered[number] = offer  # the latest is forgotten last
             if offer:
                 taken.append(chunk_hash)
-        while len(offered) > self._remembered:
-            del offered[next(iter(offered))]
+        if (over := len(offered) - self._remembered) > 0:
+            # Many at once: to find a dict's first entry costs as much as has been deleted before it.
+            for number in list(islice(offered, over + self._remembered // _PART)):
+                del offered[number]
         return taken
 
 

@@ -280,6 +280,16 @@ def test_the_account_counts_each_object_once_and_survives_what_it_does_not_know(
     assert len(account.victims(bytes(16), 5000)) == 7
 
 
+def test_the_account_follows_what_others_store_anew() -> None:
+    account = Capacity(1000, LruPolicy(None, None))
+    names = [ObjectKey(bytes(16), bytes([i]) * 32, 0) for i in range(4)]
+    account.add([Entry(k, 100) for k in names])
+    account.add([Entry(names[0], 400), Entry(names[1], 40), Entry(names[1], 40), Entry(names[2], 100)])
+    assert (account.used, len(account)) == (640, 4)
+    account.remove([names[0]])
+    assert account.used == 240
+
+
 def test_the_account_survives_a_restart(tmp_path: Path) -> None:
     engine = opened(tmp_path, "l2: [{name: t, storage: memory}]\n")
     space = engine.register(spec(FULL))
@@ -427,6 +437,21 @@ def test_a_serde_that_cannot_say_how_long_it_encodes_costs_its_own_tier_only(mak
 # -- bounds ------------------------------------------------------------------------------------------------------------
 
 
+def test_a_store_that_takes_long_holds_up_none_that_there_is_a_turn_for(make: Any) -> None:
+    engine, space = make("l2: [{storage: memory, timeout: 1min}]\n")
+    storage = engine.manager.tiers[0].storage
+    real, let_go = storage.store, threading.Event()
+    slow, other = hashes(1, "slow"), hashes(1, "other")
+    storage.store = lambda items: (items[0].key.chunk_hash in slow and let_go.wait(20), real(items))[1]
+    try:
+        put(engine, space, slow)
+        until(lambda: engine.manager.stores._queues[0].writing, "nothing is written")
+        put(engine, space, other)
+        until(lambda: [k.chunk_hash for k in held(engine, 0)] == other, "it waits for the slow one")
+    finally:
+        let_go.set()
+
+
 def test_a_small_queue_still_takes_all_that_is_left_at_the_end(make: Any) -> None:
     engine, space = make("l2: [{name: under, storage: memory, write: evicted, queue_size: 256KiB}]\n")
     objects, kept = held(engine, 0), dict[ObjectKey, bytes]()
@@ -466,12 +491,14 @@ def test_a_lowered_capacity_is_reached_in_small_steps(make: Any, monkeypatch: py
     engine.close()
     monkeypatch.setattr("kvcore.l2.bounded.DELETED_AT_ONCE", 4)
     monkeypatch.setattr(MemoryStorage, "open", lambda self: self._objects.update(first))
-    batches = []
+    batches: list[list[ObjectKey]] = []
     real = MemoryStorage.delete
-    monkeypatch.setattr(MemoryStorage, "delete", lambda self, keys: (batches.append(len(keys)), real(self, keys)))
+    monkeypatch.setattr(MemoryStorage, "delete", lambda self, keys: (batches.append(list(keys)), real(self, keys)))
     again, _ = make("l2: [{name: t, storage: memory, capacity: 1MiB}]\n")
     until(lambda: sum(map(len, held(again, 0).values())) <= 1 << 20, "it stayed too full")
-    assert max(batches) == 4
+    assert max(map(len, batches)) == 4
+    gone = [key for batch in batches for key in batch]
+    assert gone == list(first)[: len(gone)]  # the policy's order, as if it were one step
 
 
 def test_concurrent_batches_and_one_larger_than_the_capacity_stay_within_it(make: Any) -> None:

@@ -266,7 +266,7 @@ class _Queue:
         for piece in pieces:
             self.jobs.put(space.tenant, (job, piece))
         self.idle.clear()
-        while self._running < min(self._workers, len(self.jobs)):
+        while self._running < min(self._workers, len(self.writing) + len(self.jobs)):  # who writes takes none of these
             self._running += 1
             self._controller.loop.spawn(self._serve())
 

@@ -148,7 +148,7 @@ class BoundedCalls(Calls):
             async with self._making_room:  # whom one deletes another does not count on; in turns, a batch each
                 if capacity.missing(namespace, nbytes) <= 0:
                     break
-                victims = capacity.victims(namespace, nbytes)[:DELETED_AT_ONCE]
+                victims = capacity.victims(namespace, nbytes, DELETED_AT_ONCE)
                 if victims:
                     gone = capacity.entries(victims)
                     await self.delete(victims)

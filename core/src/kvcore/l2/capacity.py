@@ -64,10 +64,10 @@ class Capacity:
                 continue
             if stored:
                 written.add(entry.key.namespace)
-            known = self._size(entry.key) is not None
-            if not known:
+            size = self._size(entry.key)
+            if size != entry.nbytes:  # new, or stored anew by others, longer or shorter
                 new.setdefault(entry.key.namespace, {})[entry.key] = entry.nbytes
-            if self.ttl_s is not None and (stored or not known):
+            if self.ttl_s is not None and (stored or size is None):
                 now = self._clock()
                 since = now if stored or entry.used_s is None else min(now, entry.used_s)
                 self._ends[entry.key] = since + self.ttl_s
@@ -77,9 +77,10 @@ class Capacity:
             heapq.heapify(self._next_ends)
         for namespace, sizes in new.items():
             held = self._held_of(namespace)
+            before = sum(held.sizes.get(key, 0) for key in sizes)
             held.sizes.update(sizes)
             held.account.policy.insert(list(sizes), list(sizes.values()))
-            self._count(held.account, sum(sizes.values()))
+            self._count(held.account, sum(sizes.values()) - before)
         for namespace in written:
             self._seen(self._account(namespace))
 
@@ -138,9 +139,9 @@ class Capacity:
             return -_UNBOUNDED
         return account.used + nbytes - self._shares.quota(account)
 
-    def victims(self, namespace: bytes, nbytes: int) -> list[ObjectKey]:
-        """Whom to delete so that `nbytes` more of this namespace fit; they count until they are removed, and are known
-        until then.
+    def victims(self, namespace: bytes, nbytes: int, most: int = _UNBOUNDED) -> list[ObjectKey]:
+        """Whom to delete so that `nbytes` more of this namespace fit, `most` of them at once; they count until they are
+        removed, and are known until then.
 
         Fewer than needed when there is nobody left, or only objects of tenants that are within their shares.
         """
@@ -149,15 +150,15 @@ class Capacity:
             return []
         account = self._account(namespace)
         if self._shares is None or (account is self._nobody and self._nobody.used):
-            return self._choose(self._nobody, over)
+            return self._choose(self._nobody, over, most)
         if self.limit is None:
-            return self._choose(account, over)
+            return self._choose(account, over, most)
         asking = None if account is self._nobody else account
         within = asking is None or asking.used + nbytes <= self._shares.quota(asking)
-        if within and self._nobody.used and (chosen := self._choose(self._nobody, over)):
+        if within and self._nobody.used and (chosen := self._choose(self._nobody, over, most)):
             return chosen
-        for donor, most in self._shares.donors(asking, nbytes):
-            chosen = self._choose(donor, min(over, most))
+        for donor, gives in self._shares.donors(asking, nbytes):
+            chosen = self._choose(donor, min(over, gives), most)
             if chosen:
                 return chosen
         return []
@@ -269,12 +270,17 @@ class Capacity:
             if not account.namespaces and not account.used:
                 self._shares.forget(account)
 
-    def _choose(self, account: "_Account", nbytes: int) -> list[ObjectKey]:
-        named = [k for k in account.policy.evict(nbytes, _never) if isinstance(k, ObjectKey)]
-        sizes = {k: size for k in named if (size := self._size(k)) is not None}
-        mine = [k for k in sizes if self._held[k.namespace].account is account]
-        account.policy.insert(mine, [sizes[k] for k in mine])  # should deleting them fail
-        return mine
+    def _choose(self, account: "_Account", nbytes: int, most: int) -> list[ObjectKey]:
+        mine: dict[ObjectKey, int] = {}
+        # One by one: whom the policy has named and who is not deleted now would count as used.
+        while nbytes > 0 and len(mine) < most and (named := account.policy.evict(1, _never)):
+            for key in named:
+                size = self._size(key) if isinstance(key, ObjectKey) else None
+                if size is not None and self._held[key.namespace].account is account:
+                    mine[key] = size
+                    nbytes -= size
+        account.policy.insert(list(mine), list(mine.values()))  # should deleting them fail
+        return list(mine)
 
 
 class _Account(Account):

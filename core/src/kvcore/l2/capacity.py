@@ -275,8 +275,9 @@ class Capacity:
         # One by one: whom the policy has named and who is not deleted now would count as used.
         while nbytes > 0 and len(mine) < most and (named := account.policy.evict(1, _never)):
             for key in named:
-                size = self._size(key) if isinstance(key, ObjectKey) else None
-                if size is not None and self._held[key.namespace].account is account:
+                if not isinstance(key, ObjectKey) or (size := self._size(key)) is None:
+                    continue
+                if self._held[key.namespace].account is account:
                     mine[key] = size
                     nbytes -= size
         account.policy.insert(list(mine), list(mine.values()))  # should deleting them fail

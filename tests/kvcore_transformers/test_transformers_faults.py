@@ -80,10 +80,24 @@ def test_an_error_while_loading(monkeypatch: pytest.MonkeyPatch, owner: Any, nam
             patch.setattr(owner, name, failing(error))
             assert torch.equal(cached(cache, tokens(100)), expected)
             assert cache.last.reused_tokens == 0
-            assert not cache.engine.stats().get('kvcore_l1_bytes{state="reading"}'), "its leases are gone"
+            assert cache.engine.stats()["kvcore_leases"] == 0
         for _ in range(2):
             assert torch.equal(cached(cache, tokens(100)), expected)
         assert cache.last.reused_tokens == 96
+
+
+def test_a_row_that_has_no_hashes_leaves_no_lease_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    with PrefixCache(gqa(), flags=FLAGS) as cache:
+        cached(cache, tokens(100))
+        both = torch.cat([tokens(100), -tokens(100)])  # no vocabulary has these
+        assert _length(cache.load(both)) == 0
+        assert "loading failed" in cache.last.refused
+        assert cache.engine.stats()["kvcore_leases"] == 0
+        assert _length(cache.load(tokens(100))) == 96
+
+
+def _length(past: Any) -> int:
+    return int(past.get_seq_length())
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,21 @@ def test_applied_to_code_that_calls_the_models_own_generate(simple: PrefixCache)
     assert "generate" not in model.__dict__
 
 
+def test_applied_leaves_somebody_elses_generate_where_it_was(simple: PrefixCache) -> None:
+    model, prompt, calls = simple.model, tokens(100), []
+    expected = plain(model, prompt)
+
+    def theirs(*inputs: Any, **arguments: Any) -> Any:
+        calls.append(1)
+        return type(model).generate(model, *inputs, **arguments)
+
+    model.generate = theirs
+    with simple.applied(), simple.applied():
+        assert torch.equal(plain(model, prompt), expected)
+    assert model.generate is theirs
+    assert calls == [1], "the cache has called it, too"
+
+
 def test_a_prompt_is_explained_by_its_tokens(simple: PrefixCache) -> None:
     prompt = tokens(100, seed=9)
     cached(simple, prompt)

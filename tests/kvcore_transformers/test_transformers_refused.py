@@ -22,6 +22,7 @@ from transformers_small import FLAGS, SHARED, cached, gqa, plain, tokens
 
 from kvcore.api import ConfigError, LayoutError
 from kvcore_transformers import PrefixCache
+from kvcore_transformers.calls import read
 
 
 @pytest.fixture
@@ -36,6 +37,7 @@ def cache() -> Iterator[PrefixCache]:
         ({"use_cache": False}, "use_cache is False"),
         ({"cache_implementation": "static"}, "cache_implementation is 'static'"),
         ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens is set"),
+        ({"assistant_early_exit": 1}, "assistant_early_exit is set"),
         ({"prefill_chunk_size": 40}, "prefill_chunk_size is set"),
         ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states is set"),
         ({"position_ids": torch.arange(100)[None]}, "KV may depend on position_ids"),
@@ -59,6 +61,19 @@ def test_a_cache_of_the_callers_own_is_left_alone(cache: PrefixCache) -> None:
     out = cached(cache, tokens(100), past_key_values=past)
     assert cache.last.refused == "past_key_values was given"
     assert torch.equal(out, plain(cache.model, tokens(100)))
+
+
+def test_no_cache_of_the_callers_own_is_none(cache: PrefixCache) -> None:
+    cached(cache, tokens(100))
+    out = cached(cache, tokens(100), past_key_values=None)
+    assert (cache.last.refused, cache.last.reused_tokens) == ("", 96)
+    assert torch.equal(out, plain(cache.model, tokens(100)))
+
+
+@pytest.mark.parametrize("images", [[torch.zeros(2)], {"a": (torch.zeros(2),)}], ids=["list", "nested"])
+def test_tensors_beside_the_tokens_however_they_are_given(images: Any) -> None:
+    found = read(gqa(), tokens(10), {"pixel_values": images, "bad_words_ids": [[3]]})
+    assert found == "KV may depend on pixel_values, not on tokens alone"
 
 
 def test_padding_that_is_not_on_the_left(cache: PrefixCache) -> None:

@@ -125,7 +125,7 @@ class PrefixCache:
         if isinstance(call, str):
             self._refuse(call)
             return self.model.generate(inputs, **arguments)
-        result = self.model.generate(inputs, past_key_values=past, **arguments)
+        result = self.model.generate(inputs, **{**arguments, "past_key_values": past})  # it may be given as None
         try:
             self._keep(space, call, result if isinstance(result, torch.Tensor) else result.sequences, past)
         except Exception as error:
@@ -170,22 +170,28 @@ class PrefixCache:
     @contextmanager
     def applied(self) -> Iterator["PrefixCache"]:
         """Within it, `model.generate` itself uses the cache: for pipelines and evaluation harnesses, which call it."""
+        own = self.model.__dict__
         original = self.model.generate
+        before = {"generate": own["generate"]} if "generate" in own else {}  # somebody else's
+
+        def put_back() -> None:
+            own.pop("generate", None)
+            own.update(before)
 
         def generate(inputs: Any = None, *more: Any, **arguments: Any) -> Any:
-            if more or "generate" not in self.model.__dict__:
+            if more or own.get("generate") is not generate:
                 return original(inputs, *more, **arguments)
-            del self.model.generate
+            put_back()
             try:
                 return self.generate(inputs, **arguments)
             finally:
-                self.model.generate = generate
+                own["generate"] = generate
 
-        self.model.generate = generate
+        own["generate"] = generate
         try:
             yield self
         finally:
-            self.model.__dict__.pop("generate", None)
+            put_back()
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
@@ -220,11 +226,11 @@ class PrefixCache:
         began = time.perf_counter()
         self.last = Reuse(prompt_tokens=sum(len(row.tokens) for row in rows))
         self._calls += 1
-        lookups = [
-            self.engine.lookup(space, tuple(row.hashes(space)), 0, Asked(self._name(i), len(row.tokens), row.tokens))
-            for i, row in enumerate(rows)
-        ]
+        lookups: list[EngineLookup] = []
         try:
+            for i, row in enumerate(rows):
+                asked = Asked(self._name(i), len(row.tokens), row.tokens)
+                lookups.append(self.engine.lookup(space, tuple(row.hashes(space)), 0, asked))
             found = [row.pad + _answer(lookup) * space.chunk_tokens for row, lookup in zip(rows, lookups, strict=True)]
             width = min(columns - 1, *found)
             cache = self._fill(space, rows, lookups, width)

@@ -74,13 +74,16 @@ def read(model: Any, inputs: Any, given: Mapping[str, Any]) -> "Call | str":
     hooks = _compat.foreign_hooks(model)
     if hooks:
         return f"there is {hooks}, which may change what the model computes"
-    odd = [name for name, value in given.items() if name not in _TENSORS and isinstance(value, torch.Tensor)]
+    odd = [name for name, value in given.items() if name not in _TENSORS and _has_tensor(value)]
     if odd:
         return f"KV may depend on {', '.join(odd)}, not on tokens alone"
     for name in ("past_key_values", "assistant_model", "custom_generate"):
         if given.get(name) is not None:
             return f"{name} was given"
-    for name in ("output_attentions", "output_hidden_states", "prefill_chunk_size", "prompt_lookup_num_tokens"):
+    for name in (
+        "output_attentions", "output_hidden_states", "prefill_chunk_size", "prompt_lookup_num_tokens",
+        "assistant_early_exit",
+    ):  # fmt: skip
         if setting(name):
             return f"{name} is set, which needs the whole prompt to be computed"
     if setting("token_healing"):
@@ -101,6 +104,15 @@ def read(model: Any, inputs: Any, given: Mapping[str, Any]) -> "Call | str":
         return str(error)
     expand = max(setting("num_beams") or 1, setting("num_return_sequences") or 1)
     return Call(rows, input_ids.shape[1], expand)
+
+
+def _has_tensor(value: Any) -> bool:
+    """Is it a tensor, or several, such as images of different sizes?"""
+    if isinstance(value, list | tuple):
+        return any(map(_has_tensor, value))
+    if isinstance(value, Mapping):
+        return any(map(_has_tensor, value.values()))
+    return isinstance(value, torch.Tensor)
 
 
 def _mask_is_guessed(input_ids: torch.Tensor, pad: Any, eos: Any) -> bool:

@@ -12,6 +12,11 @@ from kvcore_sglang.stats import Exporter, Transfers
 @pytest.fixture(autouse=True)
 def _without_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_compat, "storage_metrics", lambda *lists: lists)
+    monkeypatch.setattr(stats, "_metrics", {})
+
+
+def unexpected(error: Exception) -> None:
+    raise AssertionError from error
 
 
 def test_transfers_are_told_once_and_cost_nothing_when_there_are_none() -> None:
@@ -73,7 +78,7 @@ def test_numbers_in_the_metrics_of_the_process(
         "kvcore_l2_open": 1.0,
         "kvcore_x_total": 0,
     }
-    exporter = Exporter(lambda: numbers, {"tp_rank": "0"})
+    exporter = Exporter(lambda: numbers, {"tp_rank": "0"}, unexpected)
     exporter.update()
     numbers |= {'kvcore_hit_chunks_total{source="disk"}': 5.0, "kvcore_l2_open": 0.0}
     exporter.update()
@@ -86,7 +91,7 @@ def test_numbers_in_the_metrics_of_the_process(
 def test_the_last_change_is_handed_over_too(registry: prometheus_client.CollectorRegistry) -> None:
     """Also when nobody moves pages any more."""
     numbers = {"kvcore_hit_tokens_total": 1.0}
-    exporter = Exporter(lambda: numbers, {"tp_rank": "0"})
+    exporter = Exporter(lambda: numbers, {"tp_rank": "0"}, unexpected)
     exporter.update()
     numbers["kvcore_hit_tokens_total"] = 7.0
     exporter.update()
@@ -94,3 +99,20 @@ def test_the_last_change_is_handed_over_too(registry: prometheus_client.Collecto
     while values(registry) != {"sglang:kvcore_hit_tokens_total[('tp_rank', '0')]": 7.0}:
         assert time.monotonic() < give_up
         time.sleep(0.05)
+
+
+def test_a_backend_that_is_attached_anew_goes_on_counting(registry: prometheus_client.CollectorRegistry) -> None:
+    """SGLang detaches and attaches in one process, where a metric can be made once."""
+    for count in (3.0, 4.0):
+        Exporter(lambda count=count: {"kvcore_hit_tokens_total": count}, {"tp_rank": "0"}, unexpected).update()  # type: ignore[misc]
+    assert values(registry) == {"sglang:kvcore_hit_tokens_total[('tp_rank', '0')]": 7.0}
+
+
+def test_numbers_that_cannot_be_had_cost_no_page() -> None:
+    told: list[str] = []
+
+    def fail() -> dict[str, float]:
+        raise RuntimeError("no numbers")
+
+    Exporter(fail, {}, lambda error: told.append(str(error))).update()
+    assert told == ["no numbers"]

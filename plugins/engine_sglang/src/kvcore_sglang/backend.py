@@ -54,7 +54,8 @@ class KVCoreHiCache(_compat.storage_class(), Guarded):  # type: ignore[misc]
         rank = f"tp{storage_config.tp_rank}.pp{storage_config.pp_rank}"
         self._store = open_store(self._options.config, flags=self._options.flags, name=f"sglang.{rank}")
         labels = {"tp_rank": str(storage_config.tp_rank), "pp_rank": str(storage_config.pp_rank)}
-        self._exporter = Exporter(self._numbers, labels) if storage_config.enable_storage_metrics else None
+        told = storage_config.enable_storage_metrics
+        self._exporter = Exporter(self._numbers, labels, lambda error: self.fault("metrics", error)) if told else None
 
     # -- setting up (on SGLang's scheduler) --------------------------------------------------------------------------
 

@@ -13,6 +13,9 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _GIB = 1 << 30
 PERIOD_S = 1.0
 """How often numbers are handed over, at most."""
+_metrics: dict[str, Any] = {}
+"""Of this process, by name: a backend that is attached anew goes on with those of the one before."""
+_making = threading.Lock()
 
 
 class Transfers:
@@ -45,12 +48,20 @@ class Exporter:
     """Every number as `sglang:` plus its name, in the registry of this process, which SGLang's `/metrics` gathers.
 
     Each rank has numbers of its own, told apart by the labels `tp_rank` and `pp_rank`.
+
+    Args:
+        failed: is told of an error, which is no fault of whoever has moved pages.
     """
 
-    def __init__(self, numbers: Callable[[], Mapping[str, float]], labels: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        numbers: Callable[[], Mapping[str, float]],
+        labels: Mapping[str, str],
+        failed: Callable[[Exception], None],
+    ) -> None:
         self._numbers = numbers
         self._labels = dict(labels)
-        self._metrics: dict[str, Any] = {}
+        self._failed = failed
         self._last: dict[str, float] = {}
         self._lock = threading.Lock()
         self._due = 0.0
@@ -67,6 +78,8 @@ class Exporter:
             self._due = time.monotonic() + PERIOD_S
             for sample, value in self._numbers().items():
                 self._hand_over(sample, value)
+        except Exception as error:
+            self._failed(error)
         finally:
             self._lock.release()
 
@@ -89,9 +102,10 @@ class Exporter:
         self._last[sample] = value
         name, labels = split_sample(sample)
         counts = name.endswith(_COUNTERS)
-        metric = self._metrics.get(name)
-        if metric is None:
-            metric = self._metrics[name] = self._make(name, counts, (*self._labels, *labels))
+        with _making:
+            metric = _metrics.get(name)
+            if metric is None:
+                metric = _metrics[name] = self._make(name, counts, (*self._labels, *labels))
         child = metric.labels(*self._labels.values(), *labels.values())
         if counts:
             child.inc(change)

@@ -80,6 +80,18 @@ def test_a_task_that_hangs_keeps_no_other_waiting(lane: Lane[str]) -> None:
     assert result(lane, hanging) == "True"
 
 
+def test_a_task_that_has_ended_already_waits_for_no_other(lane: Lane[str]) -> None:
+    release = threading.Event()
+    hanging = [lane.submit(lambda: str(release.wait(PATIENCE_S)), lambda: "not") for _ in range(2)]
+    try:
+        number = lane.ended("refused")
+        assert number not in hanging
+        assert select.select([lane.fd], [], [], 0)[0]
+        assert lane.take(number) == "refused"
+    finally:
+        release.set()
+
+
 def test_the_end_waits_for_what_runs_and_begins_nothing_more() -> None:
     lane: Lane[str] = Lane("test", 1, Event())
     begun, release = threading.Event(), threading.Event()

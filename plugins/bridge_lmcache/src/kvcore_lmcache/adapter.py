@@ -71,7 +71,6 @@ class KVCoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is n
     def submit_store_task(self, keys: list[Any], objects: list[Any]) -> int:
         """Store the objects, unless more bytes wait than `queue_size`: then the task fails at once."""
         nbytes = sum(memory.get_size() for memory in objects)
-        failed = lambda: store_result(False, 0)  # noqa: E731
         with self._lock:
             fits = self._waiting_bytes == 0 or self._waiting_bytes + nbytes <= self._queue_size
             if fits:
@@ -79,7 +78,7 @@ class KVCoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is n
             else:
                 self._refused += len(keys)
         if not fits:
-            return self._stores.submit(failed, failed)
+            return self._stores.ended(store_result(False, 0))
 
         def work() -> Any:
             try:
@@ -88,7 +87,7 @@ class KVCoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is n
                 with self._lock:
                     self._waiting_bytes -= nbytes
 
-        return self._stores.submit(work, failed)
+        return self._stores.submit(work, lambda: store_result(False, 0))
 
     def pop_completed_store_tasks(self) -> dict[int, Any]:
         """The store tasks that are done, each told once."""

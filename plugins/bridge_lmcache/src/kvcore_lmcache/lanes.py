@@ -50,7 +50,13 @@ class Lane(Generic[T]):
             if not self._closed:
                 self._work.put((number, work, otherwise))
                 return number
-        self._results[number] = otherwise()
+        self._finish(number, otherwise())
+        return number
+
+    def ended(self, result: T) -> int:
+        """The number of a task that has this result already, whatever other tasks are waiting for."""
+        number = next(self._ids)
+        self._finish(number, result)
         return number
 
     def take(self, number: int) -> T | None:

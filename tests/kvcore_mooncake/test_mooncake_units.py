@@ -7,7 +7,7 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -252,6 +252,42 @@ def test_staging_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvcore_mooncake.memory.WAIT_S", 0.1)
     with staging.lend(2 * MIB), pytest.raises(StagingFull, match="in use by other calls"), staging.lend(1):
         pass
+
+
+def test_who_needs_little_does_not_wait_for_who_needs_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is given back wakes all: it may do for one, and not for who has waited longer."""
+    staging = Registrations().staging(3 * MIB)
+    told = threading.Semaphore(0)
+    wait_for = staging._changed.wait_for
+
+    def heard(fits: Callable[[], bool], timeout_s: float) -> bool:
+        told.release()  # the lock is held until it waits
+        return wait_for(fits, 20 * timeout_s)
+
+    monkeypatch.setattr(staging._changed, "wait_for", heard)
+    over, got = threading.Event(), threading.Event()
+
+    def much() -> None:
+        with staging.lend(3 * MIB):
+            assert over.is_set()
+
+    def little() -> None:
+        with staging.lend(MIB):
+            got.set()
+
+    threads = []
+    with staging.lend(2 * MIB):
+        with staging.lend(MIB):
+            for need in (much, little):
+                threads.append(threading.Thread(target=need))
+                threads[-1].start()
+                assert told.acquire(timeout=60)
+                with staging._changed:  # by now it waits
+                    pass
+        assert got.wait(20)
+        over.set()
+    for thread in threads:
+        thread.join(60)
 
 
 def test_a_refused_registration_takes_nothing() -> None:

@@ -71,7 +71,7 @@ class Staging:
         finally:
             with self._changed:
                 self._free.append(block)
-                self._changed.notify()
+                self._changed.notify_all()  # whoever waits longest may still lack room where another does not
 
     def _take(self, nbytes: int) -> Block:
         if nbytes > self._limit:

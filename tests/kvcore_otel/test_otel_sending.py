@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -200,6 +201,24 @@ def test_a_full_queue_drops_and_counts(
     texts = [r.getMessage() for r in caplog.records if r.name == "kvcore"]
     assert "more than 7 spans wait" in texts[0]
     assert texts[-1] == "otel: 10 spans were sent, 5 found the queue full, 0 the collector did not take, 0 were left"
+
+
+def test_a_full_queue_waits_for_no_larger_batch() -> None:
+    class Taking:
+        def export(self, spans: Any) -> Any:
+            return SimpleNamespace(name="SUCCESS")
+
+        def shutdown(self) -> None:
+            pass
+
+    sender = Sender(list, Taking(), logging.getLogger("kvcore"), queue_spans=3, batch_spans=512, delay_s=600.0)
+    sender.put(tree())
+    deadline = time.monotonic() + 60
+    while not sender.sent:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    sender.close()
+    assert (sender.sent, sender.dropped) == (3, 0)
 
 
 def test_a_cache_closes_although_its_collector_hangs(

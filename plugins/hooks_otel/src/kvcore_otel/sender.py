@@ -73,7 +73,7 @@ class Sender:
         self._exporter = exporter
         self._log = log
         self._queue_spans = queue_spans
-        self._batch_spans = batch_spans
+        self._batch_spans = min(batch_spans, queue_spans)  # no more than wait
         self._delay_s = delay_s
         self._waiting: deque[Span] = deque()
         self._changed = threading.Condition()

@@ -1,15 +1,18 @@
 """The base of the server helpers, with Python's own HTTP server: killed, frozen, restarted, never left behind."""
 
+import contextlib
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from kvcore.testing.servers import Server, ServerError, free_port, listens
+from kvcore.testing.servers import Server, ServerError, free_port, listens, process
 
 PATIENCE_S = 20.0
 
@@ -193,3 +196,21 @@ def test_free_ports_are_free(tmp_path: Path) -> None:
     port = free_port()
     assert not listens(port)
     assert 1024 < port < 65536
+
+
+def test_no_port_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = free_port()
+    chosen = [given, given, 1]  # by the system, which may choose one again
+
+    class Probe(contextlib.nullcontext[Any]):
+        def __enter__(self) -> "Probe":
+            return self
+
+        def bind(self, address: tuple[str, int]) -> None:
+            assert address == ("127.0.0.1", 0)
+
+        def getsockname(self) -> tuple[str, int]:
+            return "127.0.0.1", chosen.pop(0)
+
+    monkeypatch.setattr(process, "socket", SimpleNamespace(socket=Probe))
+    assert free_port() == 1

@@ -143,12 +143,19 @@ class Server:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of 127.0.0.1 that nobody listens on now. None twice: a client that is left over from a server that has
+    ended would find the next one."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        if port not in _given:
+            _given.add(port)
+            return port
 
 
 def listens(port: int, host: str = "127.0.0.1") -> bool:

@@ -1,6 +1,7 @@
 """The object store of a server: what one process stores others load, into their own buffers, and never a wrong byte."""
 
 import random
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,8 @@ from served import CONFIG, Child, hashes, nothing_held
 from served import until as within
 
 from kvcore.api import ConfigError
-from kvcore.engine import GroupSpec, ModelSpec, ObjectStore, StoreSpace
+from kvcore.engine import ArenaView, GroupSpec, ModelSpec, ObjectStore, StoreSpace
+from kvcore.engine.attach import _ServedView
 from kvcore.engine.copying import copy_out
 from kvcore.service import open_store
 from kvcore.service import store as stores
@@ -268,3 +270,40 @@ def test_a_server_that_is_killed_under_load_never_gives_a_wrong_byte(folder: Pat
         for thread in threads:
             thread.join(PATIENCE_S)
     assert not failures
+
+
+def test_for_want_of_files_all_is_a_miss(server: KVCoreServer, opened: Open) -> None:
+    """Whoever has the server's memory mapped goes on."""
+    mapped, fresh = opened(server), opened(server)
+    space, same = mapped.register(model(), "test"), fresh.register(model(), "test")
+    keys = hashes(4)
+    assert put(mapped, space, keys[:3]) == [True] * 3
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        assert mapped.exists(space, keys) == [True, True, True, False]
+        assert got(mapped, space, keys) == [True, True, True, False]
+        assert put(fresh, same, keys[3:]) == [False]
+        assert got(fresh, same, keys) == [False] * 4
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert put(fresh, same, keys[3:]) == [True]
+    assert got(fresh, same, keys) == [True] * 4
+
+
+def test_an_arena_whose_end_cannot_be_watched_is_not_used(
+    server: KVCoreServer, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory would stay taken after the server's end, as long as nobody asks."""
+    store = opened(server)
+    space = store.register(model(), "test")
+
+    def lack(view: ArenaView, lost: Callable[[], None]) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_ServedView, "watch", lack)
+        assert put(store, space, hashes(1)) == [False]
+    within(lambda: not server.metrics()["kvcore_leases"], "what was reserved is given back")
+    assert put(store, space, hashes(1)) == [True]
+    assert got(store, space, hashes(1)) == [True]

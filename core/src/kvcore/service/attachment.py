@@ -68,11 +68,17 @@ class Attachment:
             return None
         self._drop()
         try:
-            mapped = self._mapped = _Mapped(attach_arena(descriptor))
-        except ArenaError as error:
+            mapped = _Mapped(attach_arena(descriptor))
+        except (ArenaError, OSError) as error:  # out of files
             self._log.warning("attach", str(error))
             return None
-        mapped.view.watch(lambda: self._lost(mapped))
+        try:
+            mapped.view.watch(lambda: self._lost(mapped))
+        except (OSError, RuntimeError) as error:  # out of files or threads: its end would go unnoticed
+            self._log.warning("attach", str(error))
+            mapped.view.close()
+            return None
+        self._mapped = mapped
         return mapped
 
     def _lost(self, mapped: _Mapped) -> None:

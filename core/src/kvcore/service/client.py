@@ -420,6 +420,9 @@ class RemoteEngine:
                 self._link = link
                 self._up.set()
                 self.metrics.set("server_up", 1)
+                if not link.alive:  # lost again by who has used it at once
+                    self._up.clear()
+                    self.metrics.set("server_up", 0)
         return link
 
     def _introduce(self, link: Link, space: ServedSpace) -> None:

@@ -24,6 +24,8 @@ from kvcore.service.wake import Wake
 
 _BUFFER_BYTES = 64 << 10
 _WHOLE = 0.9
+_UNWOKEN_S = 0.01
+"""How often who waits looks for what another thread has read for it, where there is no file to be woken by."""
 
 
 class Link:
@@ -75,8 +77,9 @@ class Link:
         return self.alive
 
     def ask(self, message: Any) -> Any | None:
-        """Send a message with an `id`, and wait for the answer with the same. None when the server is gone, or when
-        others have used the link for half of the time: then the message is not sent, and the link lives on."""
+        """Send a message with an `id`, and wait for the first answer with the same; what else comes with it goes where
+        it belongs. None when the server is gone, or when others have used the link for half of the time: then the
+        message is not sent, and the link lives on."""
         deadline = time.monotonic() + self.timeout_s
         if not self._lock.acquire(timeout=self.timeout_s / 2):  # the rest is the server's, which is gone if it is late
             return None
@@ -86,7 +89,7 @@ class Link:
             answer = None
             while answer is None and self.alive:
                 for reply in self._receive(deadline):
-                    if reply.id == message.id:
+                    if answer is None and reply.id == message.id:
                         answer = reply
                     else:
                         self._deliver(reply)
@@ -116,11 +119,16 @@ class Link:
     def wait(self, arrived: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until `arrived`, or the link is lost, but at most for `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        woken = Wake()
-        self._waiters.append(woken)  # before the first look: a thread that reads our answer then wakes us
+        longest_s = self.timeout_s
+        woken: Wake | None = None
+        poll = select.poll()
         try:
-            poll = select.poll()
+            woken = Wake()
             poll.register(woken, select.POLLIN)
+            self._waiters.append(woken)  # before the first look: a thread that reads our answer then wakes us
+        except OSError:  # out of files: nobody can wake us
+            longest_s = min(longest_s, _UNWOKEN_S)
+        try:
             with suppress(ValueError, OSError):  # closed, and so lost
                 poll.register(self._socket, select.POLLIN)
             while True:
@@ -130,11 +138,13 @@ class Link:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
-                poll.poll(max(1, round(min(left, self.timeout_s) * 1000)))
-                woken.clear()
+                poll.poll(max(1, round(min(left, longest_s) * 1000)))
+                if woken is not None:
+                    woken.clear()
         finally:
-            self._waiters.remove(woken)
-            woken.close()
+            if woken is not None:
+                self._waiters.remove(woken)
+                woken.close()
 
     def watch(self, wake: Wake) -> None:
         """Sleep until the link is lost, which the server's end is, or until `wake` is set."""

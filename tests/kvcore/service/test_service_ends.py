@@ -1,6 +1,7 @@
 """What must not outlive its end: a forked engine's connection, a session's memory; and a socket whose file is removed
 while its server lives."""
 
+import errno
 import gc
 import os
 import signal
@@ -8,10 +9,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from served import Child, back, blocks, connected, contents, engine_of, hashes, nothing_held, put, spec, until
@@ -22,7 +25,8 @@ from kvcore.config import Address
 from kvcore.engine import CacheEngine
 from kvcore.service import open_engine, wire
 from kvcore.service.address import Listener
-from kvcore.service.server import Server
+from kvcore.service.connection import Connection
+from kvcore.service.server import STALLED_S, Server
 from kvcore.service.session import Session
 from kvcore.testing.servers import free_port
 from kvcore.testing.servers.kvcore import KVCoreServer
@@ -159,3 +163,47 @@ def test_a_session_that_has_ended_is_freed_at_once(folder: Path, monkeypatch: py
             until(lambda: [s() for s in ended[:2]] == [None, None], "they are freed")
         finally:
             gc.enable()
+
+
+def test_a_client_that_cannot_be_watched_ends_nobody_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lacks = [OSError(errno.ENOSPC, "No space left on device")]
+
+    def watched(*arguments: Any) -> Connection:
+        if lacks:
+            raise lacks.pop()
+        return Connection(*arguments)
+
+    monkeypatch.setattr("kvcore.service.server.Connection", watched)
+    with serving(folder) as server:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(server.addresses[0].path)
+            assert client.recv(1) == b""
+        engine = open_engine(flags={"server": str(server.addresses[0]), "server.timeout": "5s"})
+        back(engine)
+        engine.close()
+
+
+def test_lookups_that_wait_cost_the_others_nothing(folder: Path) -> None:
+    """They are looked after every half a second, however many messages come meanwhile."""
+
+    class Waits:
+        waiting = True
+        times = 0
+
+        def give_up(self) -> None:
+            self.times += 1
+
+    waits: Any = Waits()
+    with serving(folder) as server:
+        engine = open_engine(flags={"server": str(server.addresses[0]), "server.timeout": "5s"})
+        space = engine.register(spec())
+        back(engine)
+        began = time.monotonic()
+        server.post(lambda: server._searching.add(waits))
+        for _ in range(200):
+            engine.clear(space)
+        assert waits.times <= (time.monotonic() - began) / STALLED_S + 1
+        times = waits.times
+        until(lambda: waits.times > times, "it is looked after while nobody asks")
+        server.post(lambda: server._searching.discard(waits))
+        engine.close()

@@ -63,6 +63,7 @@ class Server:
         self._posted: deque[Callable[[], None]] = deque()
         self._stopping = False
         self._accept_again: float | None = None
+        self._stalled_at = 0.0
         self._log = Throttle()
         self._listeners = tuple(listeners)
         self._files = [listener for listener in listeners if listener.address.path]
@@ -178,9 +179,14 @@ class Server:
             made.close()
             return
         local = made.family == socket.AF_UNIX
-        if not local:
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = Connection(made, self._epoll)
+        try:
+            if not local:
+                made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = Connection(made, self._epoll)
+        except OSError as error:  # no more can be watched, or it is gone
+            self._log.warning("accept", f"a client cannot be served: {error.strerror}")
+            made.close()
+            return
         self._connections.add(connection)
         self._strangers[connection] = time.monotonic() + GREETING_S
         connection.on_message = partial(self._greet, connection, local)
@@ -314,12 +320,14 @@ class Server:
 
     def _timeout(self) -> float:
         """Seconds until there is something to do unasked; -1 for ever."""
-        times = (next(iter(self._strangers.values()), None), self._accept_again, self._look_at if self._files else None)
+        times = (
+            next(iter(self._strangers.values()), None),
+            self._accept_again,
+            self._look_at if self._files else None,
+            self._stalled_at if self._searching else None,
+        )
         due = [t for t in times if t is not None]
-        seconds = [max(0.0, min(due) - time.monotonic())] if due else []
-        if self._searching:
-            seconds.append(STALLED_S)
-        return min(seconds, default=-1)
+        return max(0.0, min(due) - time.monotonic()) if due else -1
 
     def _tick(self, now: float) -> None:
         while self._strangers and next(iter(self._strangers.values())) <= now:
@@ -330,10 +338,12 @@ class Server:
             self._look_at = now + self._look_s
             for listener in self._files:
                 self._watch(listener)
-        for session in list(self._searching):
-            session.give_up()
-            if not session.waiting:
-                self._searching.discard(session)
+        if self._searching and self._stalled_at <= now:
+            self._stalled_at = now + STALLED_S
+            for session in list(self._searching):
+                session.give_up()
+                if not session.waiting:
+                    self._searching.discard(session)
 
     def _pause(self, pause: bool) -> None:
         self._accept_again = time.monotonic() + NO_ROOM_S if pause else None

@@ -6,6 +6,7 @@ import pytest
 from served import back, connected, contents, engine_of, hashes, put, spec, until
 
 from kvcore.api import ObjectEvent, ObjectKey
+from kvcore.service import wire
 from kvcore.service.news import MAX_OBJECTS, Box
 from kvcore.testing.servers.kvcore import KVCoreServer
 
@@ -93,6 +94,22 @@ def test_what_is_kept_for_a_client_is_bounded(known: bool) -> None:
         box.put(True, [ObjectEvent(ObjectKey(bytes(16), h, 0), "l1", 1) for h in hashes(1000, 1000 * i)])
     news, lost = box.take()
     assert lost == known
-    assert sum(len(heard.hashes) for heard in news) == (1000 * (MAX_OBJECTS // 1000 + 1) if known else 0)
+    assert sum(len(heard.hashes) for heard in news) == (1000 * (MAX_OBJECTS // 1000) if known else 0)
     box.put(False, [ObjectEvent(ObjectKey(bytes(16), hashes(1)[0], 0), "l1", 1)])
     assert [heard.here for heard in box.take()[0]] == [False] * known
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_what_is_kept_fits_into_one_message(alike: bool) -> None:
+    """Also what goes all at once, as when its time is over; and what comes by turns from two tiers with long names."""
+    box = Box(lambda namespace: True)
+    tiers = ["a" * 64, "b" * 64]
+    keys = [ObjectKey(bytes(16), i.to_bytes(4) * 16, 0) for i in range(4 * MAX_OBJECTS)]
+    if alike:
+        box.put(False, [ObjectEvent(key, tiers[0], 1) for key in keys])
+    else:
+        for i, key in enumerate(keys):
+            box.put(False, [ObjectEvent(key, tiers[i % 2], 1)])
+    told = wire.Told(1, *box.take())
+    assert told.lost
+    assert len(wire.frame(told)) - wire.LENGTH.size <= wire.MAX_FRAME

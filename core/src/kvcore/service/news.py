@@ -8,8 +8,9 @@ from kvcore.api import ObjectEvent
 from kvcore.engine import CacheEngine
 from kvcore.service import wire
 
-MAX_OBJECTS = 65_536
-"""Objects kept for a client that does not ask; more are lost, and it is told so."""
+MAX_OBJECTS = 32_768
+"""Objects kept for a client that does not ask; more are lost, and it is told so. So many fit into one message, however
+long their hashes and the names of their tiers are."""
 
 
 class Box:
@@ -35,7 +36,7 @@ class Box:
                 kinds.setdefault(kind, []).append(event.key.chunk_hash)
         with self._lock:
             for (namespace, group, tier), hashes in kinds.items():
-                if self._objects > MAX_OBJECTS:
+                if self._objects + len(hashes) > MAX_OBJECTS:
                     self._lost = True
                     return
                 self._objects += len(hashes)

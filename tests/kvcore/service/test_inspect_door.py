@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import resource
+import shutil
 import signal
 import socket
 import stat
@@ -199,6 +200,19 @@ def test_for_want_of_files_it_answers_later(
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
         assert asking.recv(4096).startswith(b"HTTP/1.1 200")
     assert ask(only(), "/status")["kind"] == "engine"
+
+
+def test_a_folder_that_is_gone_does_not_keep_a_cache_open(
+    run: Path, config: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And is a file by now: there is nothing to remove."""
+    engine = open_engine(str(config), name="test")
+    opened = [t for t in threading.enumerate() if t.name == "kvcore-inspect"]
+    shutil.rmtree(run)
+    run.write_text("")
+    engine.close()
+    until(lambda: not any(t.is_alive() for t in opened), "its door is closed", PATIENCE_S)
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_one_request_that_cannot_be_told_takes_no_other_with_it(engine: CacheEngine) -> None:

@@ -4,7 +4,9 @@ import http.client
 import json
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,9 @@ from kvcore.cli import main
 from kvcore.config import HttpConfig, load_config
 from kvcore.plugins import Registry
 from kvcore.service import open_engine
-from kvcore.service.http import runner
+from kvcore.service.http import routes, runner
+from kvcore.service.http.models import TenantsQuery
+from kvcore.service.http.problems import Problem
 from kvcore.testing.chunks import hashes, spec
 
 PROTECTED = [
@@ -307,3 +311,18 @@ def test_a_flag_that_is_wrong_is_named_as_it_was_typed(tmp_path: Path, capsys: p
         ConfigError, match=r"server\.token: must have at least 16 characters, not 3, given a hidden value"
     ):
         load_config(path, env={}, registry=Registry())
+
+
+def test_a_query_is_looked_through_once_however_long_it_is() -> None:
+    class Pairs(list[tuple[str, str]]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[tuple[str, str]]:
+            self.looks += 1
+            return super().__iter__()
+
+    items = Pairs([(f"a{i}", "") for i in range(1000)] + [("limit", "1"), ("limit", "2")])
+    request: Any = SimpleNamespace(query_params=SimpleNamespace(multi_items=lambda: items))
+    with pytest.raises(Problem, match="given twice: limit"):
+        routes._query(TenantsQuery, request)
+    assert items.looks < 5

@@ -1,6 +1,7 @@
 """An endpoint's whole description, from which its route and its place in `/openapi.json` are made."""
 
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -105,7 +106,7 @@ async def http_problem(request: Request, error: Exception) -> Response:
 
 def _query(model: type[BaseModel], request: Request) -> BaseModel:
     items = request.query_params.multi_items()
-    twice = sorted({k for k, _ in items if [name for name, _ in items].count(k) > 1})
+    twice = sorted(name for name, count in Counter(name for name, _ in items).items() if count > 1)
     if twice:
         faults = [FaultModel(where=f"query.{name}", detail="is given twice") for name in twice]
         raise Problem(422, "wrong-query", f"given twice: {', '.join(twice)}", faults=faults)

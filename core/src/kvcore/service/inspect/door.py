@@ -85,7 +85,8 @@ class Door:
             self._wait_for_recorder()
             self._over = True
             atexit.unregister(self.close)
-            self.path.unlink(missing_ok=True)  # first: by this a cache that was closed is told from one that was killed
+            with contextlib.suppress(OSError):  # the folder may be gone
+                self.path.unlink()  # first: by this a cache that was closed is told from one that was killed
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # which wakes the thread
             self._socket.close()

@@ -420,7 +420,7 @@ class RemoteEngine:
                 self._link = link
                 self._up.set()
                 self.metrics.set("server_up", 1)
-                if not link.alive:  # lost again by who has used it at once
+                if self._link is not link:  # lost again by who has used it at once
                     self._up.clear()
                     self.metrics.set("server_up", 0)
         return link

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvcore.cli.bench.rows import BUDGETS, SMALLER_IS_BETTER, Row
-from kvcore.cli.bench.show import number
+from kvcore_bench.speed.rows import BUDGETS, SMALLER_IS_BETTER, Row
+from kvcore_bench.speed.show import number
 
 HERE = Path(__file__).resolve().parent
 _BENCH = "import sys; from kvcore.cli import main; sys.exit(main(['bench', '--json', *sys.argv[1:]]))"

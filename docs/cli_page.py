@@ -3,16 +3,25 @@
 import argparse
 from collections.abc import Iterator
 from importlib import import_module
-from importlib.util import find_spec
+from typing import Any
 
 from kvcore.cli.app import COMMANDS
+from kvcore.cli.extra import command
+from kvcore.plugins.known import PACKAGES
 
 Actions = list[argparse.Action]
+FOLDERS = {
+    "kvcore-bench": "../plugins/command_bench/README.md",
+    "kvcore-from-lmcache": "../plugins/command_from_lmcache/README.md",
+}
 
 
 def page(note: str) -> str:
     """The page; `note` says who writes it."""
-    commands = {name: about for name, about in COMMANDS.items() if find_spec(about[0])}
+    others = {name: distribution for (kind, name), distribution in PACKAGES.items() if kind == "command"}
+    offered: dict[str, tuple[Any, str]] = {name: (import_module(of), text) for name, (of, text) in COMMANDS.items()}
+    offered |= {name: (made, made.help) for name in others for made in [command(name, ())]}
+    packages = {name: f" ([{of}]({FOLDERS[of]}))" for name, of in others.items()}
     parts = [
         "# Command line",
         note,
@@ -21,17 +30,22 @@ def page(note: str) -> str:
         "goes on until then, such as `kvcore top`, ends with 0. What a command has to say goes to standard output, "
         "errors to standard error; with `--json` the former is one JSON document, "
         "whose fields are kept as [versions.md](versions.md) says. Options are not abbreviated.",
+        "The last of these commands come with packages of their own, named beside them. "
+        "[Another](write-a-plugin.md#a-command) is a plugin like any other.",
         "\n".join(
             [
                 "| command | |",
                 "|---|---|",
-                *(f"| [`kvcore {name}`](#kvcore-{name}) | {text} |" for name, (_, text) in commands.items()),
+                *(
+                    f"| [`kvcore {name}`](#kvcore-{name}) | {text}{packages.get(name, '')} |"
+                    for name, (_, text) in offered.items()
+                ),
             ]
         ),
     ]
-    for name, (module, text) in commands.items():
+    for name, (made, text) in offered.items():
         parser = argparse.ArgumentParser(prog=f"kvcore {name}", description=text, allow_abbrev=False)
-        import_module(module).add_arguments(parser)
+        made.add_arguments(parser)
         parts += _command(parser, text)
     return "\n\n".join(parts) + "\n"
 

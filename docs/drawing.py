@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple, Self
 
-from kvcore.cli.picture import opening
+from kvcore_bench.picture import opening
 
 _STYLE = """
   .box { fill-opacity: .14; stroke-width: 1.3; }

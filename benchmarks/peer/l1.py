@@ -43,7 +43,7 @@ def one_size() -> None:
     memory.free(objects)
 
 
-# As in kvcore.cli.bench.l1: five sizes in small batches, given back in another order.
+# As in kvcore_bench.speed.l1: five sizes in small batches, given back in another order.
 rng = random.Random(1)
 batches = [
     (MemoryLayoutDesc([torch.Size([rng.choice((64, 65, 96, 160, 257)) * 4096])], [torch.uint8]), rng.randint(1, 16))

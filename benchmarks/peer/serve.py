@@ -1,4 +1,4 @@
-"""The loop of every peer script: a row's name in, one sample out. The protocol is that of `kvcore.cli.bench.peer`."""
+"""The loop of every peer script: a row's name in, one sample out. The protocol is that of `kvcore_bench.speed.peer`."""
 
 import gc
 import json

@@ -41,9 +41,9 @@ def there(words: list[str]) -> None:
 
 def parsed(words: list[str]) -> None:
     """A command of kvcore's, by its own parser."""
-    made, modules = parser(words[1] if len(words) > 1 and not words[1].startswith("-") else "")
+    made, command = parser(words[1] if len(words) > 1 and not words[1].startswith("-") else "")
     given = ["0" * 32 if word in ("NAMESPACE", "PREFIX") else word for word in words[1:]]
-    if any(getattr(module, "WORDS_FOLLOW", False) for module in modules.values()):
+    if getattr(command, "words_follow", False):
         given, _ = _cut(given)
     _, unknown = made.parse_known_args(given)
     assert not unknown, f"kvcore does not know {unknown}"

@@ -261,7 +261,8 @@ class TenantsMachine(RuleBasedStateMachine):
             self.open.remove(held)
             if isinstance(held.lease, WriteLease):
                 self.quarantined.append(held)
-        self.pins = {o: end for o, end in self.pins.items() if end > self.now}
+        found = {o for space in self.spaces.values() for o in space.objects.values()}
+        self.pins = {o: end for o, end in self.pins.items() if end > self.now and o in found}
         if self.lowered:
             usages = self.l1.tenants()
             named = [u for t, u in usages.items() if t in self.quotas]

@@ -50,6 +50,78 @@ def test_usage(capsys):
     assert "Traceback" not in err
 
 
+COMMAND = """
+from kvcore.api import ApiVersion, Command, Component, ConfigError, hookimpl
+class Greet(Command):
+    help = "greet 100% of them"
+    words_follow = True
+    def add_arguments(self, parser):
+        parser.add_argument("whom")
+    def run(self, args):
+        if args.whom == "nobody":
+            raise ConfigError("nobody: greet somebody")
+        print("hello", args.whom, args.words)
+        return 0
+@hookimpl
+def kvcore_command():
+    return Component(api=ApiVersion(1, 0), factory=Greet)
+"""
+
+
+def test_a_command_of_another_package(site, capsys, monkeypatch):
+    dist(site, "kvcore-acme", {"kvcore.command": {"greet": "acme_greet"}}, {"acme_greet": COMMAND})
+    assert main(["greet", "all", "--", "-x"]) == 0
+    assert capsys.readouterr().out == "hello all ['-x']\n"
+    assert main(["greet@kvcore-acme", "all"]) == 0
+    assert main(["--help"]) == 0
+    assert re.search(r"^ +greet +greet 100% of them$", capsys.readouterr().out, re.M)
+    assert main(["greet", "nobody"]) == 1
+    assert capsys.readouterr().err == "kvcore: nobody: greet somebody\n"
+    assert main(["greet"]) == 2
+    assert "usage: kvcore greet" in capsys.readouterr().err
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    assert main(["plugins", "check", "greet"]) == 0
+    monkeypatch.setenv("KVCORE_BLOCK_PLUGINS", "greet")
+    capsys.readouterr()
+    assert main(["greet", "all"]) == 1
+    assert "is blocked here" in capsys.readouterr().err
+    assert main(["--help"]) == 0
+    assert "greet" not in capsys.readouterr().out
+
+
+def test_a_command_that_does_not_import_hurts_no_other(site, capsys):
+    dist(site, "kvcore-acme", {"kvcore.command": {"greet": "acme_broken"}}, {"acme_broken": "import acme_absent"})
+    assert main(["--help"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "greet cannot be used: command plugin 'greet' (kvcore-acme 1.0) cannot be imported" in out
+    assert "doctor" in out
+    assert main(["greet"]) == 1
+    assert "acme_absent" in capsys.readouterr().err
+    assert main(["plugins", "list"]) == 0
+
+
+def test_a_command_cannot_take_the_place_of_the_cores(site, capsys):
+    dist(site, "kvcore-acme", {"kvcore.command": {"plugins": "acme_greet"}}, {"acme_greet": COMMAND})
+    assert main(["plugins", "list"]) == 0
+    assert re.search(r"^command +plugins +kvcore-acme +1.0 +reserved", capsys.readouterr().out, re.M)
+    assert set(COMMANDS) == known.COMMANDS
+
+
+def test_a_command_that_nobody_offers(site, capsys, monkeypatch):
+    assert main(["docter"]) == 2
+    assert capsys.readouterr().err == "kvcore: there is no command 'docter': did you mean kvcore doctor?\n"
+    assert main(["bencg"]) == 2
+    assert "did you mean kvcore bench?" in capsys.readouterr().err
+    assert main(["zzzzzz"]) == 2
+    assert "`kvcore --help` lists them" in capsys.readouterr().err
+    monkeypatch.setattr("kvcore.plugins.registry.scan", lambda path: ([], []))
+    assert main(["bench"]) == 2
+    err = capsys.readouterr().err
+    assert err == "kvcore: kvcore bench is in a package of its own: pip install kvcore-bench\n"
+    assert main(["--help"]) == 0
+    assert "bench, plan, record, replay, simulate with" in " ".join(capsys.readouterr().out.split())
+
+
 def leaves(parser):
     """It, or the commands below it."""
     below = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
@@ -58,10 +130,9 @@ def leaves(parser):
 
 def test_the_configuration_is_taken_with_its_flag_and_where_there_is_no_other_word_without():
     by_word, by_flag = set(), set()
-    for command in COMMANDS:
-        _, modules = _parser(command)
-        parser = argparse.ArgumentParser(prog=command)
-        modules[command].add_arguments(parser)
+    for name in (*COMMANDS, "bench", "plan", "record", "replay", "simulate", "from-lmcache"):
+        parser = argparse.ArgumentParser(prog=name)
+        _parser(name)[1].add_arguments(parser)
         for leaf in leaves(parser):
             words = {a.metavar or a.dest: a.dest for a in leaf._actions if not a.option_strings}
             if any("--config" in a.option_strings for a in leaf._actions):

@@ -19,7 +19,8 @@ from store_samples import ONE, TWO, clean_env, contents, disk, fill, frame_of, k
 
 from kvcore.api import Entry, ObjectKey
 from kvcore.cli import main
-from kvcore.cli.store import opened, walk
+from kvcore.cli.kit import opened
+from kvcore.cli.store import walk
 from kvcore.engine import CacheEngine, GroupSpec, ModelSpec
 from kvcore.l2.frame import Stage
 from kvcore.testing import dist

@@ -19,7 +19,8 @@ from typing import Any
 import explain_demo
 import pytest
 
-from kvcore.cli import asking, main
+from kvcore.cli import main
+from kvcore.cli.kit import asking
 from kvcore.engine import weights_fingerprint
 from kvcore.explain.models import MAX_TOKENS, DiffModel, Explanations
 from kvcore.service import open_engine

@@ -48,12 +48,14 @@ def test_what_is_called_after_the_end_is_harmless() -> None:
     read = l1.reserve_read(engine.object_space(space, 0), hashes())
     write, known, _ = l1.reserve_write(engine.object_space(space, 0), hashes(4, 200))
     assert (len(read.objects), len(write.objects), known) == (8, 4, 0)
+    disowned = l1.reserve_write(engine.object_space(space, 0), hashes(4, 300))[0]
+    l1.disown(disowned)
     engine.close()
     l1.close()
     assert (l1.renew(read), l1.renew(write)) == (False, False)
     l1.keep(read)
     l1.end_read(read)
-    assert l1.finish_write(write)[0] == []
+    assert l1.finish_write(write)[0] == l1.finish_write(disowned)[0] == []
     engine.publish(plan.id)
     engine.release(lookup)
     usage = l1.usage()

@@ -283,6 +283,38 @@ def test_a_reader_keeps_the_slot_of_what_nobody_finds_any_more(make: Make, clock
     assert [(reason, len(objects)) for reason, objects in l1.take_gone()] == [("expired", 2)]
 
 
+def test_a_pin_ends_with_its_objects_time(make: Make, clock: Clock) -> None:
+    l1 = make(ttl_s=30)
+    space = l1.space(b"s" * 16, 0, ALIGN)
+    put(l1, space, names(PAGES))
+    assert l1.pin(space, names(PAGES), 1e6) == PAGES // 2
+    lease = read(l1, space, names(3))
+    clock.now += 31
+    l1.reap()
+    assert (l1.free_bytes, l1.usage()["pinned"]) == ((PAGES - 3) * ALIGN, 0)
+    l1.end_read(lease)
+    assert l1.free_bytes == PAGES * ALIGN
+    put(l1, space, names(8))
+    assert l1.pin(space, names(8), 1e6) == 8
+
+
+def test_what_is_given_up_and_used_after_all_grows_no_younger(make: Make, clock: Clock) -> None:
+    l1 = make(ttl_s=30)
+    space = l1.space(b"s" * 16, 0, ALIGN)
+    put(l1, space, names(4))
+    clock.now += 10
+    put(l1, space, names(4, 1))
+    for lease in l1.give_up(4 * ALIGN):
+        assert [o.chunk_hash for o in lease.objects[::-1]] == names(4)
+        l1.keep(lease)
+        l1.end_read(lease)
+    clock.now += 21
+    assert l1.reserve_read(space, names(4)).objects == []
+    l1.end_read(read(l1, space, names(4, 1)))
+    clock.now += 10
+    assert l1.reserve_read(space, names(4, 1)).objects == []
+
+
 def test_ages_are_forgotten_with_their_objects(make: Make, clock: Clock) -> None:
     l1 = make(ttl_s=1e6)
     space = l1.space(b"s" * 16, 0, ALIGN)

@@ -64,6 +64,21 @@ def test_what_is_given_up_ahead_of_need_is_borrowed(arena: Arena) -> None:
     assert {u.pinned for u in l1.tenants().values()} == {0}
 
 
+def test_nobody_gives_up_more_than_was_borrowed_however_long_it_takes_to_be_written(arena: Arena) -> None:
+    l1 = L1(arena, lru(), division=Division({"a": 8 * ALIGN, "b": 8 * ALIGN}, None, lru, spare=4 * ALIGN))
+    a, b = (l1.space(t * 16, 0, ALIGN, t.decode()) for t in (b"a", b"b"))
+    for i in range(4):
+        put(l1, a, names(4, i))
+        put(l1, b, names(4, i))
+    leases = [lease for _ in range(6) for lease in l1.give_up(4 * ALIGN)]
+    assert [sum(len(x.objects) for x in leases if x.objects[0].space is s) for s in (a, b)] == [8, 8]
+    l1.keep(leases[0])  # somebody used it: it is still what was borrowed
+    count = len(leases[0].objects)
+    assert sum(len(lease.objects) for lease in l1.give_up(PAGES * ALIGN)) == count
+    for lease in leases:
+        l1.end_read(lease)
+
+
 def test_the_idle_give_first_and_the_named_never(arena: Arena) -> None:
     now = [1000.0]
     l1 = L1(arena, lru(), division=Division({"a": 8 * ALIGN}, None, lru), clock=lambda: now[0])
@@ -121,6 +136,7 @@ def test_spaces_that_nobody_holds_are_forgotten(arena: Arena, division: Division
         l1.clear(s.namespace)
     l1.forget(lambda s: s is kept)
     assert list(l1._spaces.values()) == [kept]
+    assert put(l1, space, names(1)) == 1, "who comes late finds no room"
     assert l1.free_bytes == PAGES * ALIGN
     if division is not None:
         assert set(l1.tenants()) == {"a", "k"}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvcore.cli.running import Runs
+from kvcore.cli.kit.running import Runs
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 

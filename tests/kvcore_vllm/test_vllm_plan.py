@@ -9,8 +9,8 @@ from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from kvcore.cli.plan.costs import weigh
-from kvcore.cli.plan.model import read_model
+from kvcore_bench.plan.costs import weigh
+from kvcore_bench.plan.model import read_model
 
 HEADS, SIZE, BLOCK, WINDOW = 2, 64, 16, 128
 CONFIG: Any = SimpleNamespace(

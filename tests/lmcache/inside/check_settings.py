@@ -1,4 +1,4 @@
-"""`kvcore config from-lmcache` on LMCache's own lists of its settings. Runs under LMCache's Python."""
+"""`kvcore from-lmcache` on LMCache's own lists of its settings. Runs under LMCache's Python."""
 
 import argparse
 import json
@@ -13,8 +13,8 @@ from lmcache.v1.config import _CONFIG_ALIASES, _CONFIG_DEFINITIONS
 from lmcache.v1.distributed.l2_adapters.config import get_l2_adapter_config_class, get_registered_l2_adapter_types
 from lmcache.v1.distributed.serde.factory import get_registered_serde_types
 
-from kvcore.cli.from_lmcache import engine, server, stores
-from kvcore.cli.from_lmcache.draft import Draft, Setting
+from kvcore_from_lmcache import engine, server, stores
+from kvcore_from_lmcache.draft import Draft, Setting
 
 PAGES = yaml.safe_load((Path(__file__).parents[2] / "kvcore" / "lmcache_pages.yaml").read_text())
 LOOK_AROUND = {"hf3fs", "fault_inject"}

@@ -6,6 +6,7 @@ The config base (`PluginConfig`, `Size`, `EvictionSpec`, ...) is loaded at first
 
 from typing import TYPE_CHECKING, Any
 
+from kvcore.api.command import Command
 from kvcore.api.context import Context
 from kvcore.api.engine import EngineIntegration, Finding, Launch, LaunchRequest, Prompt
 from kvcore.api.errors import (
@@ -73,6 +74,7 @@ __all__ = [
     "Attribute",
     "BlockingStorage",
     "Brought",
+    "Command",
     "Component",
     "ConfigError",
     "Context",

@@ -1,8 +1,9 @@
 """Hook specifications (pluggy): how a plugin offers its component, and how an observer listens.
 
 A plugin module is found through an entry point of the group of its kind (`kvcore.storage`, `kvcore.serde`,
-`kvcore.eviction`, `kvcore.keys`, `kvcore.engine`); the entry point's name is the name in YAML. Observers and wrappers
-come through the group `kvcore.hooks` and are listed under `hooks:`.
+`kvcore.eviction`, `kvcore.keys`, `kvcore.engine`); the entry point's name is the name in YAML. In the group
+`kvcore.command` it is the command's. Observers and wrappers come through the group `kvcore.hooks` and are listed under
+`hooks:`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +17,8 @@ from kvcore.api.prefetch import Prefetch
 hookspec = pluggy.HookspecMarker("kvcore")
 hookimpl = pluggy.HookimplMarker("kvcore")
 
-Kind = Literal["storage", "serde", "eviction", "keys", "engine"]
-KINDS: tuple[Kind, ...] = ("storage", "serde", "eviction", "keys", "engine")
+Kind = Literal["storage", "serde", "eviction", "keys", "engine", "command"]
+KINDS: tuple[Kind, ...] = ("storage", "serde", "eviction", "keys", "engine", "command")
 GROUPS: dict[str, str] = {**{kind: f"kvcore.{kind}" for kind in KINDS}, "hooks": "kvcore.hooks"}
 
 
@@ -111,6 +112,11 @@ def kvcore_keys() -> Component:  # type: ignore[empty-body]
 @hookspec(firstresult=True)
 def kvcore_engine() -> Component:  # type: ignore[empty-body]
     """The engine connector this plugin offers: `factory` makes an `EngineIntegration`."""
+
+
+@hookspec(firstresult=True)
+def kvcore_command() -> Component:  # type: ignore[empty-body]
+    """The command this plugin offers to the command line: `factory` makes a `Command`."""
 
 
 @hookspec(firstresult=True)

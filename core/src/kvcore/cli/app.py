@@ -5,13 +5,12 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
-from types import ModuleType
+from typing import Any
 
 from kvcore import __version__
 from kvcore.api.errors import KVCoreError
-from kvcore.cli import held, interrupted
-from kvcore.cli.output import error, os_error, settle
+from kvcore.cli import extra, held, interrupted
+from kvcore.cli.kit.output import error, os_error, settle
 
 COMMANDS = {
     "plugins": ("kvcore.cli.plugins", "list, show and check plugins"),
@@ -27,17 +26,11 @@ COMMANDS = {
     "top": ("kvcore.cli.top", "what open caches are doing, live"),
     "pin": ("kvcore.cli.pin", "keep a prefix in the L1 of open caches for a time"),
     "clear": ("kvcore.cli.clear", "have open caches forget objects"),
-    "bench": ("kvcore.cli.bench", "measure speed against this machine's limits"),
-    "plan": ("kvcore.cli.plan", "a model's KV: its size, load against compute time, and what to configure"),
-    "record": ("kvcore.cli.record", "record the lookups of running caches as an anonymous trace"),
-    "replay": ("kvcore.cli.replay", "send a trace through a real cache: hit rate by tier, and lookup latency"),
-    "simulate": ("kvcore.cli.simulate", "replay a trace through eviction policies: hit rate against capacity"),
     "new-plugin": ("kvcore.cli.new_plugin", "write a plugin package that works and passes its own tests"),
     "store": ("kvcore.cli.store", "list, verify, copy and clean what the tiers hold"),
 }
-"""Command -> its module and help. A module offers `add_arguments(parser)` and `run(args) -> int`; it is imported only
-when its command is used, and a command whose module is absent does not exist. Where it has `WORDS_FOLLOW`, what stands
-behind `--` is another program's and becomes `args.words`."""
+"""The core's own: command -> its module and help. A module is imported when its command is used, and offers what a
+`Command` does. All others are plugins of the kind `command`."""
 
 
 def run(argv: Sequence[str] | None = None) -> int:
@@ -52,9 +45,9 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     try:
-        parser, modules = _parser(next((a for a in arguments if not a.startswith("-")), None))
+        parser, command = _parser(arguments[0] if arguments and not arguments[0].startswith("-") else None)
         words: list[str] | None = None
-        if any(getattr(module, "WORDS_FOLLOW", False) for module in modules.values()):
+        if getattr(command, "words_follow", False):
             arguments, words = _cut(arguments)
         args, unknown = parser.parse_known_args(arguments)
         if unknown:
@@ -63,16 +56,16 @@ def _run(arguments: list[str]) -> int:
             hint = _meant(unknown, leaf, follow=follow)
             leaf.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         args.words = words
-        if args.command is None:
+        if command is None:
             parser.print_help()
             return 2
-        status: int = modules[args.command].run(args)
+        status: int = command.run(args)
         return status
     except KVCoreError as e:
         if interrupted(e) or held():
             raise KeyboardInterrupt from None
         error(str(e))
-        return 1
+        return 2 if isinstance(e, extra.NoSuchCommand) else 1
     except SystemExit as e:  # argparse has printed why
         return e.code if isinstance(e.code, int) else 2
     except KeyboardInterrupt:
@@ -113,18 +106,25 @@ def _meant(unknown: list[str], parser: argparse.ArgumentParser, *, follow: bool)
     return ": what is the engine's stands behind `--`" if follow else ""
 
 
-def _parser(command: str | None) -> tuple[argparse.ArgumentParser, dict[str, ModuleType]]:
+def _parser(name: str | None) -> tuple[argparse.ArgumentParser, Any]:
+    """The parser, and the command of this name: a `Command`, or a module of the core that offers the same."""
     parser = argparse.ArgumentParser(
         prog="kvcore", description="Keep and share the KV cache of LLM inference.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"kvcore {__version__}")
     sub = parser.add_subparsers(dest="command", metavar="COMMAND")
-    modules: dict[str, ModuleType] = {}
-    for name, (module, help_text) in COMMANDS.items():
-        if find_spec(module) is None:
-            continue
-        child = sub.add_parser(name, help=help_text, description=help_text, allow_abbrev=False)
-        if name == command:
-            modules[name] = import_module(module)
-            modules[name].add_arguments(child)
-    return parser, modules
+    command: Any = None
+    for own, (module, help_text) in COMMANDS.items():
+        child = sub.add_parser(own, help=help_text, description=help_text, allow_abbrev=False)
+        if own == name:
+            command = import_module(module)
+            command.add_arguments(child)
+    if not name:
+        for installed, help_text in extra.installed():
+            sub.add_parser(installed, help=help_text.replace("%", "%%"))
+        parser.epilog = extra.to_install(sub.choices)
+    elif name not in COMMANDS:
+        command = extra.command(name, COMMANDS)
+        child = sub.add_parser(name, description=command.help, allow_abbrev=False)
+        command.add_arguments(child)
+    return parser, command

@@ -5,8 +5,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvcore.api.errors import ConfigError
-from kvcore.cli import arguments, asking
-from kvcore.cli.output import error, print_json, printable
+from kvcore.cli.kit import arguments, asking
+from kvcore.cli.kit.output import error, print_json, printable
 
 if TYPE_CHECKING:
     from kvcore.service.inspect import Cache

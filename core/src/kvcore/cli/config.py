@@ -4,15 +4,14 @@ import argparse
 import os
 from typing import Any
 
-from kvcore.api.errors import ConfigError, PluginError
-from kvcore.cli.output import paint, print_json, table
+from kvcore.api.errors import PluginError
+from kvcore.cli.kit.configured import add_file, add_set, flags
+from kvcore.cli.kit.output import paint, print_json, table
 from kvcore.plugins import registry_from_env
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The actions of `kvcore config`."""
-    from kvcore.cli.from_lmcache import command
-
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, help_text in (
         ("check", "list every fault of a file, with its place; status 1 when there is one"),
@@ -24,51 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action.usage = "kvcore config check [OPTIONS] FILE"
         add_set(action)
         action.add_argument("--json", action="store_true", help="JSON on stdout")
-    help_text = "turn LMCache's configuration into a kvcore.yaml, and say what became of every setting"
-    command.add_arguments(actions.add_parser("from-lmcache", help=help_text, description=help_text, allow_abbrev=False))
-
-
-def add_file(
-    parser: argparse.ArgumentParser,
-    text: str = "a YAML file (default: KVCORE_CONFIG, or the defaults)",
-    *,
-    word: bool = True,
-    required: bool = False,
-) -> None:
-    """The flag of the configuration, `args.config`. `word`: it may stand without the flag, too."""
-    one = parser.add_mutually_exclusive_group(required=required)
-    if word:
-        one.add_argument("config", metavar="FILE", nargs="?", default=argparse.SUPPRESS, help=text)
-    one.add_argument("--config", metavar="FILE", help="the same" if word else text)
-
-
-def add_set(parser: argparse.ArgumentParser) -> None:
-    """The flag that sets single values."""
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="PATH=VALUE", help="set one value, such as l1.size=8GiB"
-    )
-
-
-def flags(args: argparse.Namespace) -> dict[str, str]:
-    """What `--set` gave. Raises `ConfigError`."""
-    found = {}
-    for word in args.set:
-        path, equals, value = word.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {word}: write PATH=VALUE, such as --set l1.size=8GiB")
-        found[path] = value
-    return found
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the chosen action."""
-    return {"check": _check, "show": _show, "from-lmcache": _from_lmcache}[args.action](args)
-
-
-def _from_lmcache(args: argparse.Namespace) -> int:
-    from kvcore.cli.from_lmcache import command
-
-    return command.run(args)
+    return {"check": _check, "show": _show}[args.action](args)
 
 
 def _check(args: argparse.Namespace) -> int:

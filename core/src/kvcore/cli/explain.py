@@ -5,8 +5,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvcore.api.errors import ConfigError
-from kvcore.cli import arguments, asking, prompts
-from kvcore.cli.output import cut, paint, print_json, printable, table
+from kvcore.cli import prompts
+from kvcore.cli.kit import arguments, asking
+from kvcore.cli.kit.output import cut, paint, print_json, printable, table
 
 if TYPE_CHECKING:
     from kvcore.explain.models import Explanation

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from kvcore import __version__
 from kvcore.api.errors import KVCoreError
 from kvcore.api.hooks import API_VERSIONS
-from kvcore.cli.output import lines, print_json
+from kvcore.cli.kit.output import lines, print_json
 from kvcore.plugins import registry_from_env
 from kvcore.plugins.known import BUILTINS, PACKAGES
 

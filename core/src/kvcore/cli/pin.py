@@ -5,8 +5,9 @@ import re
 from typing import Any
 
 from kvcore.api.errors import ConfigError
-from kvcore.cli import arguments, asking, prompts
-from kvcore.cli.output import error, print_json, printable
+from kvcore.cli import prompts
+from kvcore.cli.kit import arguments, asking
+from kvcore.cli.kit.output import error, print_json, printable
 
 MAX_S = 30 * 86400.0
 

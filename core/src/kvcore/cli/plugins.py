@@ -5,7 +5,7 @@ from typing import Any
 
 from kvcore.api.errors import PluginError
 from kvcore.api.hooks import GROUPS
-from kvcore.cli.output import paint, print_json, table, track
+from kvcore.cli.kit.output import paint, print_json, table, track
 from kvcore.plugins import PluginInfo, Registry, registry_from_env
 
 

@@ -6,7 +6,7 @@ import os
 from contextlib import nullcontext
 
 from kvcore.api.errors import ConfigError
-from kvcore.cli import arguments, asking
+from kvcore.cli.kit import arguments, asking
 from kvcore.cli.tokenizer import Tokenizer
 
 __all__ = ["Tokenizer", "add_tokenizer", "read", "served", "tokenizer", "tokens"]

@@ -11,10 +11,10 @@ from typing import NoReturn
 from kvcore.api.engine import EngineIntegration, Launch, LaunchRequest
 from kvcore.api.errors import ConfigError, PluginError
 from kvcore.cli import held
-from kvcore.cli.config import add_file, add_set, flags
+from kvcore.cli.kit.configured import add_file, add_set, flags
 from kvcore.plugins import PluginSpec, Registry, registry_from_env
 
-WORDS_FOLLOW = True
+words_follow = True
 """What stands behind `--` is the engine's."""
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvcore.api import ConfigError, format_size
-from kvcore.cli.config import add_file, add_set, flags
+from kvcore.cli.kit.configured import add_file, add_set, flags
 from kvcore.plugins import registry_from_env
 
 if TYPE_CHECKING:

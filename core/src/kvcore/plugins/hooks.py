@@ -124,6 +124,7 @@ def interface(kind: str) -> tuple[type[Any], ...]:
         "eviction": (api.EvictionPolicy,),
         "keys": (api.KeyGenerator,),
         "engine": (api.EngineIntegration,),
+        "command": (api.Command,),
     }[kind]
 
 

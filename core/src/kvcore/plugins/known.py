@@ -20,6 +20,11 @@ BUILTINS: Mapping[str, Mapping[str, str]] = {
 """The core's own entry points, kind -> name -> module. Used when the core runs without its metadata (from a source
 tree); a test keeps it equal to `pyproject.toml`."""
 
+COMMANDS = frozenset(
+    {"plugins", "config", "doctor", "run", "serve", "explain", "diff", "top", "pin", "clear", "new-plugin", "store"}
+)
+"""The command line's own, whose names are reserved, too. They are no plugins: `kvcore --help` is to be fast."""
+
 PACKAGES: Mapping[tuple[str, str], str] = {
     ("storage", "disk"): "kvcore-disk",
     ("storage", "s3"): "kvcore-s3",
@@ -37,6 +42,12 @@ PACKAGES: Mapping[tuple[str, str], str] = {
     ("engine", "lmcache"): "kvcore-lmcache",
     ("engine", "transformers"): "kvcore-transformers",
     ("engine", "trtllm"): "kvcore-trtllm",
+    ("command", "bench"): "kvcore-bench",
+    ("command", "plan"): "kvcore-bench",
+    ("command", "record"): "kvcore-bench",
+    ("command", "replay"): "kvcore-bench",
+    ("command", "simulate"): "kvcore-bench",
+    ("command", "from-lmcache"): "kvcore-from-lmcache",
 }
 """First-party plugins that are packages of their own: (kind, name) -> the distribution to install."""
 

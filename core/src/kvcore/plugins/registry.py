@@ -18,7 +18,7 @@ from kvcore.api.units import brief
 from kvcore.plugins import load as loading
 from kvcore.plugins.discover import Candidate, PluginInfo, Status, normalize, scan
 from kvcore.plugins.hooks import Hooks, interface
-from kvcore.plugins.known import BUILTINS, PACKAGES
+from kvcore.plugins.known import BUILTINS, COMMANDS, PACKAGES
 
 if TYPE_CHECKING:
     from kvcore.api.config import PluginConfig
@@ -219,7 +219,7 @@ class Registry:
         return PluginInfo(c.kind, c.name, c.distribution, c.version, c.entry.value, c.builtin, self._status(c))
 
     def _status(self, c: Candidate) -> Status:
-        if not c.builtin and c.name in BUILTINS.get(c.kind, {}):
+        if not c.builtin and c.name in (COMMANDS if c.kind == "command" else BUILTINS.get(c.kind, {})):
             return "reserved"
         if self._blocked(c):
             return "blocked"

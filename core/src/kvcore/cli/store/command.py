@@ -8,13 +8,13 @@ from typing import Any
 from kvcore.api import ConfigError, KVCoreError
 from kvcore.api.keys import NAMESPACE_BYTES
 from kvcore.api.units import parse_duration
-from kvcore.cli import running
-from kvcore.cli.arguments import LEAST, beginning
-from kvcore.cli.config import add_file, add_set, flags
-from kvcore.cli.output import LINES, error, paint, print_json, printable
+from kvcore.cli.kit import running
+from kvcore.cli.kit.arguments import LEAST, beginning
+from kvcore.cli.kit.configured import add_file, add_set, flags
+from kvcore.cli.kit.opened import Source, VolatileError, chosen, opened, read_config, tier_path
+from kvcore.cli.kit.output import LINES, error, paint, print_json, printable
 from kvcore.cli.store.copying import copy
 from kvcore.cli.store.listing import ls, show_stat, stat
-from kvcore.cli.store.opened import Source, VolatileError, chosen, opened, read_config, tier_path
 from kvcore.cli.store.removing import namespace_of, rm
 from kvcore.cli.store.sweep import gc, verify
 from kvcore.l2.frames import Frames

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvcore.api import ConfigError, Entry, Failed, KVCoreError, ObjectKey, format_size
-from kvcore.cli.progress import Progress
-from kvcore.cli.store.opened import Source, chosen, opened
+from kvcore.cli.kit.opened import Source, chosen, opened
+from kvcore.cli.kit.progress import Progress
 from kvcore.cli.store.seals import Seals
 from kvcore.cli.store.tally import Tally
 from kvcore.cli.store.walk import GiveUp, each_batch, entries_of

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvcore.api import Entry, format_size
-from kvcore.cli.output import paint, table
-from kvcore.cli.progress import Progress
-from kvcore.cli.store.opened import Source, chosen, tier_path
+from kvcore.cli.kit.opened import Source, chosen, tier_path
+from kvcore.cli.kit.output import paint, table
+from kvcore.cli.kit.progress import Progress
 from kvcore.cli.store.walk import entries_of, expected
 from kvcore.cli.store.whose import owners
 from kvcore.l2.frames import CannotList, Frames

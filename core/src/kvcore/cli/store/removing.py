@@ -9,9 +9,9 @@ from typing import Any
 
 from kvcore.api import ConfigError, Entry, KVCoreError, format_size
 from kvcore.api.keys import NAMESPACE_BYTES
-from kvcore.cli.output import error
-from kvcore.cli.progress import Progress
-from kvcore.cli.store.opened import Source, opened
+from kvcore.cli.kit.opened import Source, opened
+from kvcore.cli.kit.output import error
+from kvcore.cli.kit.progress import Progress
 from kvcore.cli.store.tally import Tally
 from kvcore.cli.store.walk import entries_of, expected
 from kvcore.config import TierConfig

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvcore.api import Entry, KVCoreError, StorageError
-from kvcore.cli.progress import Progress
-from kvcore.cli.store.opened import Source
+from kvcore.cli.kit.opened import Source
+from kvcore.cli.kit.progress import Progress
 from kvcore.cli.store.removing import Remover
 from kvcore.cli.store.tally import Tally
 from kvcore.cli.store.walk import GiveUp, each_batch, entries_of, expected

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 from kvcore.api import ObjectKey, format_size
-from kvcore.cli.progress import Progress
+from kvcore.cli.kit.progress import Progress
 
 MOST_NAMED = 1000
 """So many objects are named in JSON; more are counted."""

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from kvcore.cli import asking
+from kvcore.cli.kit import asking
 from kvcore.explain.catalog import Catalog
 from kvcore.service.inspect import NoAnswer, Refusal, ask, caches, folder
 

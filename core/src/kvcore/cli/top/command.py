@@ -9,9 +9,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kvcore.api.units import parse_duration
-from kvcore.cli import asking
-from kvcore.cli.arguments import argument
-from kvcore.cli.output import lines, paint, print_json
+from kvcore.cli.kit import asking
+from kvcore.cli.kit.arguments import argument
+from kvcore.cli.kit.output import lines, paint, print_json
 from kvcore.cli.top import show
 from kvcore.cli.top.looks import Looks
 from kvcore.cli.top.sample import Sample, Watch

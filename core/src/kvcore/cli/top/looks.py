@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import NamedTuple
 
-from kvcore.cli.asking import LATE_S
+from kvcore.cli.kit.asking import LATE_S
 from kvcore.cli.top.sample import Sample, Watch
 from kvcore.service.inspect.client import ASK_S
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from kvcore import __version__
 from kvcore.api.units import format_size
-from kvcore.cli.output import cut
+from kvcore.cli.kit.output import cut
 from kvcore.cli.top.sample import Figures, Sample, Watch
 
 BAR = 10
@@ -18,7 +18,7 @@ MOST_MISSES = 4
 
 
 class Text(NamedTuple):
-    """A line, and how it is shown: a colour of `kvcore.cli.output.COLOURS`, or empty."""
+    """A line, and how it is shown: a colour of `kvcore.cli.kit.output.COLOURS`, or empty."""
 
     text: str
     colour: str = ""

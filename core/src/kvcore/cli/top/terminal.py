@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Self
 
-from kvcore.cli.output import paint
+from kvcore.cli.kit.output import paint
 from kvcore.cli.top.show import Text
 
 _BEGIN = "\x1b[?1049h\x1b[?25l"  # the other screen, no cursor

@@ -1,0 +1,1 @@
+"""What the entry points name: each command, light enough for `kvcore --help`."""

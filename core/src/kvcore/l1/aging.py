@@ -17,7 +17,7 @@ class Aging:
         """They became resident."""
         end = now + self._ttl_s
         for obj in objects:
-            self._ends[obj] = end
+            self._ends.setdefault(obj, end)  # what was being given up and stays after all grows no younger
 
     def left(self, objects: Collection[L1Object]) -> None:
         """They are gone for another reason."""

@@ -12,6 +12,7 @@ Only resident objects stand in `ObjectSpace.objects`, so a lookup is one dict ac
 found.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import repeat
 
@@ -108,14 +109,15 @@ class L1(Table):
             if self._shares is None:
                 victims = [(self._pool, self._pool.victims(nbytes))]
             else:
-                victims = []
+                victims, leaving = [], self._leaving()
                 pools = [(p, p.used) for p in self._shares.accounts.values()] if everything else None
                 for pool, most in pools or self._shares.donors(None):
                     if nbytes <= 0:
                         break
-                    some = pool.victims(min(nbytes, most))
-                    nbytes -= sum(o.space.slot_bytes for o in some)
-                    victims.append((pool, some))
+                    if most > leaving[pool]:
+                        some = pool.victims(min(nbytes, most - leaving[pool]))
+                        nbytes -= sum(o.space.slot_bytes for o in some)
+                        victims.append((pool, some))
             leases = []
             for pool, some in victims:
                 for space, objects in pool.by_space(some) if some else ():
@@ -126,6 +128,8 @@ class L1(Table):
                         self._shares.pin(pool, len(objects) * space.slot_bytes)
                     leases.append(ReadLease(list(objects), self._clock() + self.lease_s))
             self._leases += leases
+            if self._shares is not None:
+                self._given_up += leases
         return leases
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -147,7 +151,7 @@ class L1(Table):
             if staging:
                 wanted = [h for h in wanted if h not in staging]
             known = len(hashes) - len(wanted)
-            count = len(wanted)
+            count = 0 if space.pool is self._nowhere else len(wanted)
             if self._shares is not None:
                 self._shares.seen(space.pool)
                 count = max(0, min(count, self._shares.may_pin(space.pool) // space.slot_bytes))
@@ -222,6 +226,15 @@ class L1(Table):
                 self._quarantine(lease)
 
     # -- under the lock ----------------------------------------------------------------------------------------------
+
+    def _leaving(self) -> Counter[Pool]:
+        """Bytes that each pool has given up and still holds."""
+        self._given_up = [lease for lease in self._given_up if not lease.ended]
+        leaving: Counter[Pool] = Counter()
+        for lease in self._given_up:
+            space = lease.objects[0].space
+            leaving[space.pool] += space.slot_bytes * sum(o.temporary for o in lease.objects)
+        return leaving
 
     def _read_lease(self, space: ObjectSpace, found: list[L1Object]) -> ReadLease:
         if not found:

@@ -62,6 +62,7 @@ class Table:
         self._few_spaces = _FEW_SPACES
         self._leases: deque[ReadLease | WriteLease] = deque()
         self._expired: dict[WriteLease, None] = {}
+        self._given_up: list[ReadLease] = []
         self._pins = Pins(arena.size, self._shares)
         self.quarantined_bytes = 0
         self._expired_objects = 0
@@ -131,8 +132,7 @@ class Table:
             for s in gone:
                 del self._spaces[s.namespace, s.group]
                 s.objects, s.staging = {}, {}  # the record's objects lead here: an emptied dict keeps its room,
-                if self._shares is not None:
-                    s.pool = self._nowhere  # and a tenant's pool has a policy
+                s.pool = self._nowhere  # and a pool has a policy; what comes late finds no room
             self._few_spaces = max(_FEW_SPACES, 2 * len(self._spaces))
             return gone
 
@@ -170,8 +170,8 @@ class Table:
         """Keep the resident objects at the front of `hashes` from eviction for so long from now; how many there are.
 
         Ends at the first that is absent, and where the tenant's pins would hold more than half of its share (of L1,
-        where it is not divided). A pinned object whose `ttl_s` is over is not found all the same. For no time, or
-        without end, nothing is kept.
+        where it is not divided). The end of an object's `ttl_s` ends its pin. For no time, or without end, nothing is
+        kept.
         """
         if not 0 < seconds < math.inf:
             return 0
@@ -275,10 +275,13 @@ class Table:
         """Let go of all objects. They lead to their space and their pool, which lead back to them; and they are none of
         what the garbage collector knows. What is called late is harmless."""
         with self._lock:
-            for lease in self._leases:
+            for lease in (*self._leases, *self._expired):
                 lease.ended = True
                 lease.objects = []
+            for write in self._expired:
+                write.expired = False
             self._leases.clear()
+            self._expired.clear()
             for space in self._spaces.values():
                 space.objects.clear()
                 space.staging.clear()
@@ -332,6 +335,7 @@ class Table:
                 self._expired_objects -= len(some)
                 continue
             self._room.forget(space, some, "expired")
+            self._unread(space, self._pins.remove(space, some))
 
     def _quarantine(self, lease: WriteLease) -> None:
         lease.ended = lease.expired = True

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -135,6 +136,17 @@ def test_more_than_memory_names_both_numbers() -> None:
         Arena(1 << 50)
     told = parse_size(str(caught.value).split("but ")[1].split(" of memory")[0])
     assert 0.5 < told / available_memory() < 2  # it moves from moment to moment
+    assert open_files() == before
+
+
+def test_a_file_that_may_not_grow_is_closed() -> None:
+    before, (soft, hard) = open_files(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, hard))
+    try:
+        with pytest.raises(ArenaError, match="cannot create an arena of 64 MiB: File too large"):
+            Arena(64 << 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert open_files() == before
 
 

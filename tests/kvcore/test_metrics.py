@@ -1,15 +1,23 @@
 """Metrics: the list, the calls, and the Prometheus text; and the log that a fault cannot flood."""
 
+import errno
 import logging
 import re
+import socket
+import struct
 import threading
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from wsgiref.simple_server import WSGIServer
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from kvcore import observe
-from kvcore.observe import METRICS, Metrics, Throttle
+from kvcore.observe import METRICS, Metrics, Throttle, exposition
 
 
 def test_every_metric_can_be_used_and_is_in_the_text() -> None:
@@ -101,6 +109,55 @@ def test_counts_from_many_threads() -> None:
         thread.join()
     values = metrics.values()
     assert sum(values[f'kvcore_hit_chunks_total{{source="tier-{i}"}}'] for i in range(7)) == 2000
+
+
+@pytest.fixture
+def served() -> Iterator[Any]:
+    server = exposition.serve(Metrics().registry, 0)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def scraped(server: Any) -> bytes:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=60) as answer:
+        return bytes(answer.read())
+
+
+def test_who_goes_before_the_answer_is_nobodys_affair(served: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    over, end = threading.Event(), served.shutdown_request
+
+    def ended(request: Any) -> None:
+        end(request)
+        over.set()
+
+    served.shutdown_request = ended
+    with socket.create_connection(("127.0.0.1", served.server_port)) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
+    assert over.wait(60)
+    assert capfd.readouterr().err == ""
+    assert b"kvcore_lookups_total" in scraped(served)
+
+
+def test_who_asks_nothing_is_waited_for_no_longer_than_that(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert exposition._Handler.timeout is not None
+    monkeypatch.setattr(exposition._Handler, "timeout", 0.05)
+    with socket.create_connection(("127.0.0.1", served.server_port), timeout=60) as client:
+        assert client.recv(1) == b""
+
+
+def test_a_process_without_free_files_rests_between_two_tries(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, full, slept = WSGIServer.get_request, iter(range(3)), list[float]()
+
+    def accepted(server: WSGIServer) -> Any:
+        if next(full, None) is not None:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(server)
+
+    monkeypatch.setattr(WSGIServer, "get_request", accepted)
+    monkeypatch.setattr(exposition, "time", SimpleNamespace(sleep=slept.append))
+    assert b"kvcore_lookups_total" in scraped(served)
+    assert slept == [exposition.LACK_S] * 3
 
 
 def test_the_log_is_not_flooded(caplog: pytest.LogCaptureFixture) -> None:

@@ -360,9 +360,10 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest
     for i in range(30):
         kept.begin("kvcore.lookup", Asked(str(i)), {}).end({})
     assert len(kept._requests) == 5
+    assert len(kept._ended) <= 10 + 5
     kept.close()
     assert sum(s.name == "kvcore.lookup" for s in told) <= 10
-    assert len({s.request for s in told if s.name == "kvcore.request"}) == 30
+    assert len(told) <= 10 + 5
     assert any("spans were dropped" in r.getMessage() for r in caplog.records)
 
 

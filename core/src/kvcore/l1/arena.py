@@ -103,10 +103,13 @@ class Arena(ArenaView):
             )
         table = round_up(size // ALIGN * 8)
         start = -(-(ALIGN + table) // HUGE) * HUGE
+        self._fd = -1
         try:
             self._fd = os.memfd_create("kvcore-arena", os.MFD_CLOEXEC)
             os.ftruncate(self._fd, start + size)
         except OSError as error:
+            if self._fd >= 0:
+                os.close(self._fd)
             raise ArenaError(f"cannot create an arena of {format_size(size)}: {error.strerror}") from error
         descriptor = {
             "pid": os.getpid(),

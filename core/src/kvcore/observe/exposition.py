@@ -1,7 +1,9 @@
 """How metrics leave the process: a Prometheus registry of our own, and the port it is served on."""
 
+import errno
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -11,6 +13,10 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.metrics_core import Metric
 
 from kvcore.observe.log import Throttle, logger
+
+LACK_S = 0.1
+"""How long a server rests that can accept nobody."""
+_LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class MetricsRegistry(CollectorRegistry):
@@ -45,6 +51,17 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     daemon_threads = True
 
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in _LACKING:  # whoever waits would be asked about at once, again and again
+                time.sleep(LACK_S)
+            raise
+
+    def handle_error(self, *_: Any) -> None:
+        """Whoever asked is gone, which is nobody's affair."""
+
     def serve_forever(self, _: float = 0.0) -> None:
         super().serve_forever(None)  # type: ignore[arg-type]  # a selector's time-out
 
@@ -54,6 +71,8 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class _Handler(WSGIRequestHandler):
+    timeout = 60.0  # of an answer or a question that stands still: each has a thread
+
     def log_message(self, *_: Any) -> None:
         """Nothing."""
 

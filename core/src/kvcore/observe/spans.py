@@ -26,7 +26,7 @@ KEPT_S = 600.0
 """So long after its last span, a request's id still means the same request."""
 MAX_REQUESTS = 4096
 MAX_ENDED = 16_384
-"""More spans do not wait to be told: they are dropped."""
+"""More spans do not wait to be told: they are dropped. Roots have room for `MAX_REQUESTS` more."""
 
 _ids = itertools.count(1)
 
@@ -129,10 +129,7 @@ class Spans:
         with self._lock:
             root.busy -= 1
             root.last = max(root.last, at)
-            if len(self._ended) < MAX_ENDED:
-                self._ended.append(told)
-            else:
-                self._dropped += 1
+            self._add(told, MAX_ENDED)
             arm, self._armed = not self._armed, True
         if arm:
             self._post(self._wait)
@@ -173,7 +170,13 @@ class Spans:
             span = Span(
                 "kvcore.request", root.id, 0, root.id, asked.id, asked.trace, root.begun, root.last, attributes, ""
             )
+            self._add(span, MAX_ENDED + MAX_REQUESTS)
+
+    def _add(self, span: Span, most: int) -> None:
+        if len(self._ended) < most:
             self._ended.append(span)
+        else:
+            self._dropped += 1
 
     # -- on the loop -------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,13 @@ def test_a_module_in_a_process_of_its_own(module):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_what_caches_show_needs_nothing_of_http():
+    names = "routes", "clearing", "door", "client"
+    wanted = ", ".join(f"kvcore.service.inspect.{name}" for name in names)
+    code = f"import sys, {wanted}\nprint([m for m in sys.modules if m.startswith('kvcore.service.http')])"
+    assert python("-c", code).stdout == "[]\n"
+
+
 @pytest.mark.parametrize(
     "code",
     [

@@ -82,6 +82,24 @@ def test_l1_is_cleared_and_a_tier_where_that_is_said(engine: CacheEngine, capsys
     assert contents(engine, other, hashes(2)) == []
 
 
+def test_a_tier_is_listed_once_for_all_that_a_tenant_has(
+    engine: CacheEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spaces = [engine.register(spec(name), "alice") for name in ("one", "two", "three")]
+    for space in [*spaces, engine.register(spec())]:
+        put(engine, space, hashes(2))
+    engine.drain()
+    lists, listed = MemoryStorage.list, list[None]()
+
+    def list_(self: MemoryStorage) -> Any:
+        listed.append(None)
+        return lists(self)
+
+    monkeypatch.setattr(MemoryStorage, "list", list_)
+    found = as_json(capsys, "clear", "--tenant", "alice", "--tiers")
+    assert (found["l1"], found["tiers"], len(listed)) == (6, {"memory": 6}, 1)
+
+
 def test_what_was_cleared_from_a_tier_is_explained_so(engine: CacheEngine, capsys: pytest.CaptureFixture[str]) -> None:
     space = engine.register(spec())
     put(engine, space, hashes())
@@ -107,7 +125,7 @@ def test_a_namespace_is_cleared_by_how_it_begins(
     assert (found["l1"], found["tiers"]) == (4, {"memory": 4})
     assert there(engine, other, hashes(2)) == 2
     alike = [bytes.fromhex("abcdef" + f"{n:026x}") for n in range(2)]
-    monkeypatch.setattr("kvcore.service.http.clearing.spaces_of", lambda engine: dict.fromkeys(alike))
+    monkeypatch.setattr("kvcore.service.inspect.clearing.spaces_of", lambda engine: dict.fromkeys(alike))
     _, err = told(capsys, "clear", "--namespace", "abcdef", "--tiers", status=1)
     assert f"2 namespaces known here begin with abcdef: choose one: {alike[0].hex()}, {alike[1].hex()}" in err
 

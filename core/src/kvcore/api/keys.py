@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 NAMESPACE_BYTES = 16
+NAMESPACE_LEAST = 6
+"""Of its hexadecimal characters, so many from the first on may stand for a namespace where people name one."""
 MIN_HASH_BYTES = 16
 MAX_HASH_BYTES = 64
 

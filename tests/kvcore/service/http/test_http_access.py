@@ -21,7 +21,7 @@ from kvcore.plugins import Registry
 from kvcore.service import open_engine
 from kvcore.service.http import routes, runner
 from kvcore.service.http.models import TenantsQuery
-from kvcore.service.http.problems import Problem
+from kvcore.service.problems import Problem
 from kvcore.testing.chunks import hashes, spec
 
 PROTECTED = [

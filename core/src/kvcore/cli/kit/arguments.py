@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TextIO, TypeVar
 
 from kvcore.api.errors import ConfigError
+from kvcore.api.keys import NAMESPACE_LEAST
 from kvcore.api.units import parse_duration, parse_size
 
 T = TypeVar("T")
-LEAST = 6
+LEAST = NAMESPACE_LEAST
 """The fewest characters that may stand for a namespace."""
 
 

@@ -21,21 +21,22 @@ from kvcore.explain.models import Comparison, DiffModel, Explanations, Question
 from kvcore.l2 import Threads, Tier
 from kvcore.observe.decisions import tenant_shown
 from kvcore.service.http import models as m
-from kvcore.service.http.clearing import clear, spaces_of
 from kvcore.service.http.guard import MAX_PROMPT_BYTES, Guard
 from kvcore.service.http.health import Health, Post
-from kvcore.service.http.listing import SLICE, Listings, Row, Turns, on, resident, stored
+from kvcore.service.http.listing import Listings, resident
 from kvcore.service.http.openapi import document
 from kvcore.service.http.prefixes import PrefixesQuery, PrefixTreeModel, prefixes
-from kvcore.service.http.problems import Problem
 from kvcore.service.http.routes import Call, Endpoint, http_problem, route
 from kvcore.service.http.settings import ConfigModel, settings
 from kvcore.service.http.ui import routes as ui_routes
 from kvcore.service.inspect import changing, explaining, views
 from kvcore.service.inspect import models as shown
 from kvcore.service.inspect.changing import PinModel, PinnedModel
+from kvcore.service.inspect.clearing import clear, spaces_of
 from kvcore.service.inspect.hot import hot
+from kvcore.service.inspect.stored import SLICE, Row, Turns, on, stored
 from kvcore.service.inspect.subject import Subject
+from kvcore.service.problems import Problem
 from kvcore.tenants import Usage
 
 T = TypeVar("T")
@@ -172,7 +173,8 @@ class Api:
 
     def _source(self, tier: str, namespace: bytes | None) -> AsyncIterator[Sequence[Row]]:
         if tier != "l1":
-            return stored(self._manager.loop, self._tier(tier), self._turns, namespace)
+            names = None if namespace is None else {namespace}
+            return stored(self._manager.loop, self._tier(tier), self._turns, names)
         return resident([s for s in list(self._manager.layouts) if namespace in (None, s.namespace)])
 
     async def prefixes(self, call: Call) -> PrefixTreeModel:
@@ -204,8 +206,8 @@ class Api:
     async def _has(self, tier: Tier, key: ObjectKey) -> bool:
         return any(await on(self._manager.loop, tier.exists([key])))  # bounded by the tier's own deadlines
 
-    async def clear(self, call: Call) -> m.ClearedModel:
-        wanted: m.ClearModel = call.body
+    async def clear(self, call: Call) -> shown.ClearedModel:
+        wanted: shown.ClearModel = call.body
         names = [t.name for t in list(self._manager.tiers)] if wanted.tiers is True else wanted.tiers or []
         tiers = [self._tier(name) for name in dict.fromkeys(names)]
         return await clear(self._engine, wanted, tiers, self._turns, self._work)
@@ -352,7 +354,7 @@ def endpoints(api: Api) -> list[Endpoint]:
         ),
         Endpoint(
             "POST", "/clear", "Forget objects. What a model computes meanwhile may be there again",
-            api.clear, m.ClearedModel, "token", body=m.ClearModel, problems=(404,),
+            api.clear, shown.ClearedModel, "token", body=shown.ClearModel, problems=(404,),
         ),
         Endpoint(
             "POST", "/pin", "Keep a prefix in L1 for a time, or no longer",

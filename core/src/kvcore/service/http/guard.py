@@ -9,7 +9,7 @@ from urllib.parse import unquote_to_bytes
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvcore.service.http.problems import Problem
+from kvcore.service.problems import Problem
 
 MAX_BODY_BYTES = 64 << 10
 MAX_PROMPT_BYTES = 16 << 20

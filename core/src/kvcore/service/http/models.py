@@ -3,13 +3,12 @@
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, RootModel, StringConstraints, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, RootModel, WithJsonSchema
 
 from kvcore.api import parse_size
-from kvcore.service.inspect.models import Hex, Model, Namespace, TierModel
+from kvcore.service.inspect.models import Hex, Model, Namespace, TierModel, TierName
 
 Status = Literal["ok", "degraded", "stuck"]
-TierName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")]
 MAX_PAGE = 1000
 MAX_DRAIN_S = 30.0
 
@@ -122,40 +121,6 @@ class ObjectPlacesModel(Model):
     chunk_hash: Hex
     group: int
     places: list[PlaceModel]
-
-
-class ClearModel(Model):
-    """What to forget: exactly one of `namespace`, `tenant` and `all`."""
-
-    namespace: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{6,32}$")] | None = None
-    """These objects; hexadecimal. Of one that is known here, 6 characters or more of its beginning will do."""
-    tenant: str | None = Field(default=None, max_length=1024)
-    """Those of all models of which L1 holds something for this tenant, or that engines use for it; with `tiers`, where
-    there is none, of all that this user's caches have had. By its name, or the `#hash` that is shown of it."""
-    all: Literal[True] | None = None
-    """Everything."""
-    tiers: bool | list[TierName] = False
-    """True: in all tiers, too, for every process that shares them. Or the names of some."""
-
-    @model_validator(mode="after")
-    def _one(self) -> "ClearModel":
-        given = [name for name in ("namespace", "tenant", "all") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"give exactly one of namespace, tenant and all, not {' and '.join(given) or 'none'}")
-        return self
-
-
-class ClearedModel(Model):
-    """What was forgotten."""
-
-    l1: int
-    """Objects in L1. What an engine reads just now stays."""
-    tiers: dict[str, int]
-    """Objects by tier."""
-    complete: bool
-    """False: the time was up, ask again to go on."""
-    problems: dict[str, str]
-    """By tier, why it was not, or not wholly, cleared."""
 
 
 # -- tenants -----------------------------------------------------------------------------------------------------------

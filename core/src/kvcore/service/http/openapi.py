@@ -9,8 +9,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from kvcore import __version__
-from kvcore.service.http.problems import MEDIA_TYPE, ProblemModel
 from kvcore.service.http.routes import Endpoint
+from kvcore.service.problems import MEDIA_TYPE, ProblemModel
 
 _REF = "#/components/schemas/{model}"
 

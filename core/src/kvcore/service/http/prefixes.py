@@ -15,8 +15,8 @@ from pydantic import Field
 
 from kvcore.engine import CacheEngine
 from kvcore.observe.decisions import Decision, tenant_shown
-from kvcore.service.http.clearing import spaces_of
 from kvcore.service.http.models import MAX_PAGE
+from kvcore.service.inspect.clearing import spaces_of
 from kvcore.service.inspect.models import Hex, Model, Namespace
 
 

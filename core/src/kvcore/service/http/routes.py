@@ -16,7 +16,7 @@ from kvcore.api import KVCoreError
 from kvcore.l2.threads import DeadlineExceeded
 from kvcore.observe import logger
 from kvcore.service.http.guard import MAX_BODY_BYTES, authorize, body
-from kvcore.service.http.problems import FaultModel, Problem
+from kvcore.service.problems import FaultModel, Problem
 
 Access = Literal["health", "open", "token"]
 """`health`: always. `open`: without a token, where only this machine can ask. `token`: with the token."""

@@ -11,8 +11,8 @@ from kvcore.explain.cache import Cache
 from kvcore.explain.explain import NotOnRecord
 from kvcore.explain.models import Model, Question
 from kvcore.explain.prompt import looked_for
-from kvcore.service.http.models import ClearedModel, ClearModel
-from kvcore.service.inspect.models import Hex
+from kvcore.service.inspect.models import ClearedModel, ClearModel, Hex
+from kvcore.service.inspect.stored import Turns
 from kvcore.service.inspect.subject import Subject
 
 MAX_PIN_S = 30 * 86400.0
@@ -54,10 +54,8 @@ class PinnedModel(Model):
 
 
 def clear(subject: Subject, wanted: ClearModel) -> ClearedModel:
-    """Forget objects: see `ClearModel`. Half a minute at most. Raises `ConfigError`."""
-    from kvcore.service.http import clearing  # it is seldom needed
-    from kvcore.service.http.listing import Turns
-    from kvcore.service.http.problems import Problem
+    """Forget objects: see `ClearModel`. Half a minute at most. Raises `ConfigError` or `Problem`."""
+    from kvcore.service.inspect import clearing  # it is seldom needed
 
     engine = _engine(subject)
     tiers = {tier.name: tier for tier in list(engine.manager.tiers)}
@@ -65,10 +63,7 @@ def clear(subject: Subject, wanted: ClearModel) -> ClearedModel:
     if unknown := [name for name in names if name not in tiers]:
         raise ConfigError(f"no tier is named {unknown[0]!r}: there are {', '.join(tiers) or 'none'}")
     chosen = [tiers[name] for name in dict.fromkeys(names)]
-    try:
-        return asyncio.run(clearing.clear(engine, wanted, chosen, Turns(), asyncio.to_thread))
-    except Problem as problem:
-        raise ConfigError(problem.detail) from problem
+    return asyncio.run(clearing.clear(engine, wanted, chosen, Turns(), asyncio.to_thread))
 
 
 def pin(subject: Subject, wanted: PinModel) -> PinnedModel:

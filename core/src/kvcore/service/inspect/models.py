@@ -4,10 +4,14 @@ import time
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from kvcore.api.keys import NAMESPACE_LEAST
 
 Namespace = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+Beginning = Annotated[str, StringConstraints(pattern=rf"^[0-9a-f]{{{NAMESPACE_LEAST},32}}$")]
 Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]*$")]
+TierName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")]
 MAX_REQUESTS = 1000
 MAX_HOT = 200
 
@@ -306,3 +310,40 @@ class HotModel(Model):
     """Those whose reuse saves most come first: by tokens times the requests after the first."""
     tenants: list[TenantTrafficModel]
     """Those with most requests come first."""
+
+
+# -- what can be changed -----------------------------------------------------------------------------------------------
+
+
+class ClearModel(Model):
+    """What to forget: exactly one of `namespace`, `tenant` and `all`."""
+
+    namespace: Beginning | None = None
+    """These objects; hexadecimal. Of one that is known here, 6 characters or more of its beginning will do."""
+    tenant: str | None = Field(default=None, max_length=1024)
+    """Those of all models of which L1 holds something for this tenant, or that engines use for it; with `tiers`, where
+    there is none, of all that this user's caches have had. By its name, or the `#hash` that is shown of it."""
+    all: Literal[True] | None = None
+    """Everything."""
+    tiers: bool | list[TierName] = False
+    """True: in all tiers, too, for every process that shares them. Or the names of some."""
+
+    @model_validator(mode="after")
+    def _one(self) -> "ClearModel":
+        given = [name for name in ("namespace", "tenant", "all") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of namespace, tenant and all, not {' and '.join(given) or 'none'}")
+        return self
+
+
+class ClearedModel(Model):
+    """What was forgotten."""
+
+    l1: int
+    """Objects in L1. What an engine reads just now stays."""
+    tiers: dict[str, int]
+    """Objects by tier."""
+    complete: bool
+    """False: the time was up, ask again to go on."""
+    problems: dict[str, str]
+    """By tier, why it was not, or not wholly, cleared."""

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from kvcore.explain.models import Comparison, Question
-from kvcore.service.http.models import ClearModel
 from kvcore.service.inspect import changing, explaining
 from kvcore.service.inspect import models as m
 from kvcore.service.inspect.hot import hot
@@ -35,6 +34,6 @@ ROUTES: dict[tuple[str, str], Route] = {
     ("GET", "/explain"): Route(explaining.request, explaining.ExplainQuery),
     ("POST", "/explain"): Route(explaining.prompt, body=Question),
     ("POST", "/diff"): Route(explaining.diff, body=Comparison),
-    ("POST", "/clear"): Route(changing.clear, body=ClearModel, beside=True),
+    ("POST", "/clear"): Route(changing.clear, body=m.ClearModel, beside=True),
     ("POST", "/pin"): Route(changing.pin, body=changing.PinModel),
 }

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
+from kvcore.api import KVCoreError
+
 if TYPE_CHECKING:
     from starlette.responses import Response
 
@@ -44,7 +46,7 @@ class ProblemModel(BaseModel):
     """Each of several faults."""
 
 
-class Problem(Exception):
+class Problem(KVCoreError):
     """A request is refused. Raised anywhere below a handler.
 
     Args:

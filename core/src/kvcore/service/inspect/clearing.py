@@ -13,9 +13,9 @@ from kvcore.explain.elsewhere import of_tenant
 from kvcore.l2 import Tier
 from kvcore.observe import logger
 from kvcore.observe.decisions import tenant_shown
-from kvcore.service.http.listing import Turns, on, stored
-from kvcore.service.http.models import ClearedModel, ClearModel
-from kvcore.service.http.problems import Problem
+from kvcore.service.inspect.models import ClearedModel, ClearModel
+from kvcore.service.inspect.stored import Turns, on, stored
+from kvcore.service.problems import Problem
 from kvcore.service.session import CLEARED
 
 CLEAR_S = 30.0
@@ -39,16 +39,14 @@ async def clear(
     complete = not tiers or await on(manager.loop, manager.stores.written(CLEAR_S / 3))
     for tier in tiers:
         counts[tier.name] = 0
-        for name in [None] if names is None else names:
-            try:
-                async for count in _clear_tier(engine, tier, turns, name):
-                    counts[tier.name] += count
-                    if time.monotonic() > give_up:
-                        complete = False
-                        break
-            except Problem as problem:
-                problems[tier.name] = problem.detail
-                break
+        try:
+            async for count in _clear_tier(engine, tier, turns, names):
+                counts[tier.name] += count
+                if time.monotonic() > give_up:
+                    complete = False
+                    break
+        except Problem as problem:
+            problems[tier.name] = problem.detail
     if tiers:
         gone += await _clear_l1(manager, names, work)
     what = wanted.model_dump(include={"namespace", "tenant", "all"}, exclude_none=True)
@@ -115,10 +113,12 @@ def spaces_of(engine: CacheEngine) -> dict[bytes, Space]:
     return {space.namespace: space for space in found if space is not None}
 
 
-async def _clear_tier(engine: CacheEngine, tier: Tier, turns: Turns, namespace: bytes | None) -> AsyncIterator[int]:
+async def _clear_tier(
+    engine: CacheEngine, tier: Tier, turns: Turns, namespaces: set[bytes] | None
+) -> AsyncIterator[int]:
     """Deletes slice by slice, and yields how many objects each time."""
     loop = engine.manager.loop
-    async for rows in stored(loop, tier, turns, namespace):
+    async for rows in stored(loop, tier, turns, namespaces):
         keys = [key for key, _, _ in rows]
         if keys and not await on(loop, tier.delete(keys)):
             raise Problem(502, "tier-failed", f"tier {tier.name!r} did not delete: see /tiers, and the log")

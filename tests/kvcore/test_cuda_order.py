@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -237,7 +238,7 @@ def test_registered_memory_with_other_addresses_is_left_to_the_copy_engine() -> 
     assert device.copies - before > OBJECTS  # one for each object, beside the tables
 
 
-def test_an_arena_is_pinned_once_and_unpinned_before_it_is_unmapped(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_arena_is_pinned_once_and_unpinned_before_it_is_unmapped() -> None:
     device = FakeDevice(0)
     arena = Arena(1 << 20)
     kv = torch.randint(0, 255, (2, BLOCKS, 64), dtype=torch.uint8)
@@ -257,11 +258,17 @@ def test_an_arena_is_pinned_once_and_unpinned_before_it_is_unmapped(caplog: pyte
         unpin(address)
 
     device.unpin = watched  # type: ignore[method-assign]
+    pinned = weakref.ref(first.arena)
+    del first, second
+    gc.collect()
+    last = cuda_mover(list(kv), 1, arena.buffer, gpu)
+    assert last is not None
+    assert last.arena is pinned(), "pinned anew for each call"
     arena.close()
-    del first
+    del arena
     gc.collect()
     assert not seen
-    del second
+    del last
     gc.collect()
     deadline = time.monotonic() + 60
     while device.pinned and time.monotonic() < deadline:

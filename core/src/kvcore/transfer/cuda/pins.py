@@ -15,12 +15,14 @@ _arenas: "weakref.WeakValueDictionary[tuple[int, int], Pinned]" = weakref.WeakVa
 
 
 def pinned(device: CudaDevice, memory: memoryview) -> "Pinned":
-    """The arena that is mapped there, pinned once in this process for as long as somebody has the result."""
+    """The arena that is mapped there, pinned once in this process for as long as somebody has `memory`, or the result:
+    whoever makes movers for each call finds it pinned."""
     key = ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory)
     with _lock:
         found = _arenas.get(key)
         if found is None:
             found = _arenas[key] = Pinned(device, memory, key[0])
+            weakref.finalize(memory, id, found).atexit = False  # which keeps it until then
         return found
 
 

@@ -3,6 +3,7 @@
 This is not TensorRT-LLM: the connector is interface-tested only.
 """
 
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -10,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trtllm_runtime import Replace, Start, arguments, prompt, saved, warm
+from trtllm_runtime import Replace, Runtime, Start, arguments, prompt, saved, warm
 
 from kvcore.api import ConfigError, LayoutError
 from kvcore.explain.explain import explain_prompt
 from kvcore.explain.models import Question
 from kvcore.testing.servers.kvcore import KVCoreServer
 from kvcore_trtllm.connector import KVCoreScheduler
+from kvcore_trtllm.reports import Outbox, Report
 from kvcore_trtllm.worker import WorkerHalf
 
 
@@ -294,3 +296,54 @@ def test_nothing_is_left_behind(start: Start) -> None:
     engine.close()
     engine.close()
     assert not os.path.exists(folder)
+
+
+@pytest.mark.parametrize("kind", ["attached", "loaded", "saved"])
+def test_a_report_that_cannot_be_sent_is_told_with_the_next(
+    start: Start, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Else the scheduler would keep what it is about, and renew its lease, for ever."""
+    refused: list[Report] = []
+    send = Outbox.send
+
+    def refuse(outbox: Outbox, report: Report) -> None:
+        if report.kind == kind and not refused:
+            refused.append(report)
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        send(outbox, report)
+
+    monkeypatch.setattr(Outbox, "send", refuse)
+    engine = start()
+    for matched in (0, 64):
+        for seed in (0, 1):
+            assert engine.run(prompt(70, seed)).matched == matched
+        saved(engine)
+    assert len(refused) == 1
+    _one_report_failed(engine)
+
+
+def test_a_rank_that_cannot_report_yet_loads_all_the_same(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests wait for that."""
+    engine = start()
+    engine.run(prompt(70))
+    saved(engine)
+    half = engine.workers[0].half
+    assert half._outbox is not None
+    half._outbox.close()
+    half._outbox = None
+    made = Outbox.__init__
+
+    def refuse(outbox: Outbox, address: str) -> None:
+        monkeypatch.setattr(Outbox, "__init__", made)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(Outbox, "__init__", refuse)
+    assert engine.run(prompt(70)).matched == 64
+    engine.run(prompt(70, seed=1))  # whose reports bring the others
+    saved(engine)
+    _one_report_failed(engine)
+
+
+def _one_report_failed(engine: Runtime) -> None:
+    assert engine.faults() == {"report:OSError": 1}
+    engine.workers[0].half.faults.clear()

@@ -1,6 +1,7 @@
 """The workers' half: copies between one rank's KV tensor and the shared arena, by plan."""
 
 import threading
+from collections import deque
 from typing import Any
 
 from kvcore.api import ArenaError, LayoutError
@@ -31,6 +32,8 @@ class WorkerHalf(Guarded):
         self._offered: frozenset[str] = frozenset()
         self._jobs: dict[str, int] = {}
         self._outbox: Outbox | None = None
+        self._telling = threading.Lock()
+        self._untold: deque[Report] = deque()
         self._event: Any = None
         self._begun: Metadata | None = None
         self._saved_of: Metadata | None = None
@@ -74,10 +77,7 @@ class WorkerHalf(Guarded):
         if meta is self._begun:
             return  # a step without a batch has no metadata of its own
         self._begun = meta
-        if self._outbox is None or self._outbox.address != meta.reports:
-            if self._outbox is not None:
-                self._outbox.close()
-            self._outbox = Outbox(meta.reports)
+        self._reach(meta.reports)
         with self._lock:
             for arena in [job.arena for job in meta.loads] + [job.arena for job in meta.saves]:
                 self._jobs[arena] = self._jobs.get(arena, 0) + 1
@@ -158,13 +158,31 @@ class WorkerHalf(Guarded):
         self._end(job.arena)
         self._report(Report(self._rank, "saved", job.id, ok))
 
+    def _reach(self, address: str) -> None:
+        """Have an outbox that leads there."""
+        if self._outbox is not None and self._outbox.address == address:
+            return
+        with self._telling:
+            if self._outbox is not None:
+                self._outbox.close()
+                self._outbox = None
+                self._untold.clear()
+            try:
+                self._outbox = Outbox(address)
+            except OSError as error:
+                self.fault("report", error)
+
     def _report(self, report: Report) -> None:
-        outbox = self._outbox
-        try:
-            if outbox is not None:
-                outbox.send(report)
-        except OSError as error:
-            self.fault("report", error)
+        """Tell it, and what could not be told before: the scheduler keeps a plan's objects until all ranks have."""
+        with self._telling:
+            self._untold.append(report)
+            outbox = self._outbox
+            try:
+                while outbox is not None and self._untold:
+                    outbox.send(self._untold[0])
+                    self._untold.popleft()
+            except OSError as error:
+                self.fault("report", error)
 
     # -- arenas ------------------------------------------------------------------------------------------------------
 

@@ -388,7 +388,7 @@ for i in range(1_000_000):
 
 
 def test_beside_a_writer_that_stores_deletes_and_evicts(tmp_path: Path, store: Callable[..., Answer]) -> None:
-    here = str(Path(__file__).parent)
+    here = str(Path(__file__).parents[1])
     words = [sys.executable, "-c", WRITER, here, str(tmp_path / "a")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as writer:
         try:
@@ -558,7 +558,7 @@ def odd(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, factory in (("odd", "Blocking"), ("waits", "Async")):
         source = ODD.replace("FACTORY", factory)
         dist(site, f"acme-{name}", {"kvcore.storage": {name: f"fake_{name}"}}, {f"fake_{name}": source})
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(site), str(Path(__file__).parent))))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(site), str(Path(__file__).parents[1]))))
 
 
 def configure(tmp_path: Path, how: str, name: str = "odd") -> None:

@@ -166,8 +166,9 @@ def test_what_commands_name_is_there(page: str, capsys: pytest.CaptureFixture[st
                 there(words)
             except SystemExit:
                 pytest.fail(f"{block}: {' '.join(words)}: {capsys.readouterr().err}")
-            except NoSuchCommand as e:  # one that the page's own plugin brings is run in the test that is named for it
-                assert in_list(" ".join(words), page), f"{block}: {e}"
+            except NoSuchCommand as e:
+                if not in_list(" ".join(words), page):  # else the page's own plugin brings it
+                    pytest.fail(f"{block}: {e}")
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -27,5 +27,5 @@ class Command(ABC):
 
     @abstractmethod
     def run(self, args: "argparse.Namespace") -> int:
-        """Do it, and return the exit status: 0, or 1 for what was found wrong. A `KVCoreError` or an `OSError` becomes a
-        line on stderr, and status 1."""
+        """Do it, and return the exit status: 0, or 1 for what was found wrong. A `KVCoreError` or an `OSError` becomes
+        a line on stderr, and status 1."""

@@ -3,6 +3,7 @@ the same storage goes on when they are back."""
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from kvcore.api import Failed, StorageError, Stored
 from kvcore.testing.driver import Driver
 from kvcore.testing.memory import Room, content, make_key, source
 from kvcore.testing.servers import free_port
+from kvcore.testing.servers.proxy import Way
 from kvcore.testing.servers.s3 import JuiceFS
 from moved import eventually, get, keys_of, kind, takes
 
@@ -250,13 +252,33 @@ def test_a_deadline_for_a_batch_that_is_too_much(proxy: Proxy, tmp_path: Path) -
         assert found.index("timeout") > 5
 
 
-def test_a_reply_that_trickles(proxy: Proxy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bytes_s", [MIB, 10_000])
+def test_a_reply_that_trickles(proxy: Proxy, tmp_path: Path, bytes_s: int) -> None:
     """The server is never silent for long, but the deadline comes all the same."""
     with opened(proxy.endpoint, prefix=prefix_of(tmp_path), **HASTY) as driver:
         assert put(driver, keys_of(1), 16 * MIB) == ["ok"]
-        proxy.reply_bytes_s = MIB
+        proxy.reply_bytes_s = bytes_s
         with takes(2, 4):
             assert get(driver, keys_of(1), 16 * MIB) == ["timeout"]
+
+
+class Thirsty(Proxy):
+    """Takes requests slowly, and never stops taking."""
+
+    def passes(self, way: Way, data: bytes, passed: dict[Way, int]) -> None:
+        super().passes(way, data, passed)
+        if way == "requests":
+            time.sleep(0.2)
+
+
+def test_a_request_that_is_taken_slowly(server: JuiceFS, tmp_path: Path) -> None:
+    options = {**HASTY, "connect_timeout": "2s", "part_size": "32MiB"}
+    with (
+        Thirsty(int(server.endpoint.rpartition(":")[2])) as proxy,
+        opened(proxy.endpoint, prefix=prefix_of(tmp_path), **options) as driver,
+        takes(2, 4),
+    ):
+        assert put(driver, keys_of(1), 32 * MIB) == ["timeout"]
 
 
 def test_closed_while_it_hangs(own: JuiceFS) -> None:

@@ -132,6 +132,21 @@ def test_work_is_shared_and_the_first_error_is_raised() -> None:
     assert workers.run(work, range(3)) == [0, 2, 4]  # closed: the caller alone
 
 
+def test_a_system_without_a_thread_to_give_leaves_it_to_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    workers = Workers("test-workers", 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        for _ in range(3):
+            assert workers.run(lambda n: n, range(8)) == list(range(8))
+            workers.begin(lambda: None)
+    together = threading.Barrier(4)  # afterwards there are as many as ever
+    workers.run(lambda n: together.wait(10), range(4))
+    workers.close()
+
+
 @pytest.mark.parametrize(
     ("options", "address"),
     [

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from urllib3 import BaseHTTPResponse
@@ -133,8 +134,8 @@ class Objects:
         if nbytes > self._part_bytes:
             self._put_parts(call, name, buffers, nbytes)
         else:
-            send, headers = self._wire.send, self._headers
-            call.attempt(lambda: send(call, "PUT", name, headers=headers, body=Body(buffers)), name)
+            send, headers, check = self._wire.send, self._headers, partial(call.check_time, name)
+            call.attempt(lambda: send(call, "PUT", name, headers=headers, body=Body(buffers, check)), name)
 
     def _put_parts(self, call: Call, name: str, buffers: Sequence[memoryview], nbytes: int) -> None:
         where = {"Bucket": self._bucket, "Key": name}
@@ -143,7 +144,8 @@ class Objects:
         def send(number: int) -> dict[str, Any]:
             piece = part(buffers, (number - 1) * self._part_bytes, self._part_bytes)
             query = {"partNumber": str(number), "uploadId": upload_id}
-            sent = call.attempt(lambda: self._wire.send(call, "PUT", name, query=query, body=Body(piece)), name)
+            check = partial(call.check_time, name)
+            sent = call.attempt(lambda: self._wire.send(call, "PUT", name, query=query, body=Body(piece, check)), name)
             return {"PartNumber": number, "ETag": sent.headers["ETag"]}
 
         try:

@@ -1,7 +1,7 @@
 """Objects between the caller's buffers and a request's or a response's body, without joining them."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from urllib3 import BaseHTTPResponse
 
@@ -9,13 +9,18 @@ from kvcore_s3.call import Call
 from kvcore_s3.faults import CutShort
 
 READ_BYTES = 256 << 10
-"""Read at a time: between two reads other threads run and the deadline is looked at."""
+"""Read at a time, at most: between two reads other threads run and the deadline is looked at."""
 
 
 class Body:
-    """The concatenation of buffers as a seekable file, for botocore to sign and urllib3 to send."""
+    """The concatenation of buffers as a seekable file, for botocore to sign and urllib3 to send.
 
-    def __init__(self, buffers: Sequence[memoryview]) -> None:
+    Args:
+        check: called before each read; what it raises ends the request.
+    """
+
+    def __init__(self, buffers: Sequence[memoryview], check: Callable[[], None] = lambda: None) -> None:
+        self._check = check
         self._views = [view for view in buffers if len(view)]
         self._nbytes = sum(map(len, self._views))
         self._at = 0
@@ -42,6 +47,7 @@ class Body:
 
     def read(self, size: int | None = None) -> memoryview | bytes:
         """Up to `size` bytes, as a view into one of the buffers; all the rest without `size`; empty at the end."""
+        self._check()
         if size is None or size < 0:
             rest = b"".join(part(self._views, self._at, self._nbytes))
             self._at += len(rest)
@@ -79,7 +85,8 @@ def receive(response: BaseHTTPResponse, views: Sequence[memoryview], call: Call,
         at = 0
         while at < len(view):
             call.check_time(name)
-            got = response.readinto(view[at : at + READ_BYTES])
-            if got == 0:
+            got = response.read1(min(READ_BYTES, len(view) - at))  # what has come; not all, which may take for ever
+            if not got:
                 raise CutShort(f"the answer ended {len(view) - at} bytes too early")
-            at += got
+            view[at : at + len(got)] = got
+            at += len(got)

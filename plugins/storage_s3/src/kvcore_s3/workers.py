@@ -7,6 +7,7 @@ far as there is room under the limit.
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 A = TypeVar("A")
@@ -31,8 +32,7 @@ class Workers:
         share = _Share(function, arguments)
         with self._lock:
             helpers = 0 if self._closed else min(len(arguments) - 1, self._size - self._busy - 1)
-            helpers = max(0, helpers)
-            self._busy += 1 + helpers
+            self._busy += 1
             for _ in range(helpers):
                 self._start(share.work)
         try:
@@ -46,7 +46,6 @@ class Workers:
         """Run `function` some time soon, in the background; not at all once closed."""
         with self._lock:
             if not self._closed:
-                self._busy += 1
                 self._start(function)
 
     def close(self) -> None:
@@ -59,9 +58,12 @@ class Workers:
     def _start(self, task: Callable[[], None]) -> None:
         """Under the lock."""
         if self._threads < self._size:
-            self._threads += 1
-            threading.Thread(target=self._serve, name=self._name, daemon=True).start()
-        self._queue.put(task)
+            with suppress(RuntimeError, MemoryError):  # the system has none to give now
+                threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+                self._threads += 1
+        if self._threads:
+            self._busy += 1
+            self._queue.put(task)
 
     def _serve(self) -> None:
         while (task := self._queue.get()) is not None:

@@ -1,5 +1,6 @@
 """A cluster: masters that die or freeze cost only their own objects, slots that move are followed."""
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,14 @@ def test_a_slot_that_moves(own_cluster: RedisCluster) -> None:
         assert source_server.ask("CLUSTER", "COUNTKEYSINSLOT", slot) == 0
         driver.delete(keys)
         assert not any(driver.exists(keys))
+
+
+def test_a_seed_that_hangs_leaves_the_others_time(cluster: RedisCluster, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # its kernel accepts, nobody answers
+        url = f"redis://127.0.0.1:{mute.getsockname()[1]},{cluster.url.removeprefix('redis://')}"
+        with opened(url, str(tmp_path), cluster=True, timeout="4s") as driver:
+            put(driver, KEYS)
+            assert get(driver, KEYS) == ["ok"] * 60
 
 
 def test_a_cluster_that_is_none(server: RedisServer, cluster: RedisCluster) -> None:

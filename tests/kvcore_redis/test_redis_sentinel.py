@@ -1,5 +1,6 @@
 """Behind Sentinels: the master that they name is used, and the next one when it dies or steps down."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -91,6 +92,14 @@ def test_sentinels_that_do_not_answer(watched: Watched, caplog: pytest.LogCaptur
                 late.call("ping")
             watched.sentinel.start()
             eventually(lambda: get(late, KEYS) == ["ok"] * 20)
+
+
+def test_a_sentinel_that_hangs_leaves_the_others_time(watched: Watched) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # its kernel accepts, nobody answers
+        url = f"redis://127.0.0.1:{mute.getsockname()[1]},127.0.0.1:{watched.sentinel.port}"
+        with opened(url, sentinel_master="mymaster", timeout="2s") as driver:
+            put(driver, KEYS)
+            assert get(driver, KEYS) == ["ok"] * 20
 
 
 def test_a_name_that_the_sentinels_do_not_know(watched: Watched) -> None:

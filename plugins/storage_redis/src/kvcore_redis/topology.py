@@ -268,14 +268,15 @@ def _locked(lock: threading.Lock, deadline: float) -> Iterator[None]:
 
 
 def _first(servers: list[Endpoint], ask: Callable[[Endpoint, float], Found], deadline: float) -> Found:
-    """The first answer. Without one, what a server said weighs more than that another did not answer."""
+    """The first answer; each is given an equal share of the time, for one may hang. Without one, what a server said
+    weighs more than that another did not answer."""
     failures: list[Exception] = []
-    for server in servers:
+    for i, server in enumerate(servers):
         left = deadline - time.monotonic()
         if left <= 0:
             break
         try:
-            return ask(server, left)
+            return ask(server, left / (len(servers) - i))
         except (OSError, StorageError) as error:
             failures.append(error)
     refusals = [failure for failure in failures if isinstance(failure, StorageError)]

@@ -243,6 +243,17 @@ def test_what_is_remembered_for_tiers_is_bounded() -> None:
     assert (old.block_size, new.block_size) == (0, 32)
 
 
+def test_models_whose_chunks_have_one_hash_are_told_apart() -> None:
+    """Engines hash tokens: with another chunk size, the same hash ends a chunk that began elsewhere."""
+    first, second = hashes(2)
+    short, long = ObjectKey(NAMESPACE, second), ObjectKey(b"m" * 16, second)
+    translator = Translator(whole=True)
+    translator.events("stored", [ObjectEvent(short, "l1", 10, parent=first, tokens=32)])
+    translator.events("stored", [ObjectEvent(long, "l1", 20, parent=b"", tokens=64)])
+    events = translator.events("stored", [ObjectEvent(short, "disk", 10), ObjectEvent(long, "disk", 20)])
+    assert [(e.parent_block_hash, e.block_size) for e in events] == [(first, 32), (None, 64)]
+
+
 def test_removals_are_one_event_for_each_kind() -> None:
     keys = hashes(4)
     gone = [*objects(keys[:2]), *objects(keys[2:], tier="disk"), *objects(keys[2:])]

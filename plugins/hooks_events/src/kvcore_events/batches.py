@@ -22,7 +22,7 @@ class Translator:
 
     def __init__(self, *, whole: bool = False) -> None:
         self._hash: Callable[[bytes], Hash] = bytes if whole else short
-        self._places: OrderedDict[bytes, tuple[bytes | None, int]] = OrderedDict()
+        self._places: OrderedDict[tuple[bytes, bytes], tuple[bytes | None, int]] = OrderedDict()
 
     def events(self, what: What, objects: Sequence[ObjectEvent]) -> list[BlockStored | BlockRemoved]:
         """The events that tell of `objects`, in order."""
@@ -72,11 +72,11 @@ class Translator:
         return list(made.values())
 
     def _place(self, obj: ObjectEvent) -> tuple[bytes | None, int]:
-        chunk_hash = obj.key.chunk_hash
+        chunk = obj.key.namespace, obj.key.chunk_hash  # a hash ends chunks of any length, of all models of one tokenizer
         if obj.parent is None:
-            return self._places.get(chunk_hash, (None, obj.tokens))
-        place = self._places[chunk_hash] = (obj.parent, obj.tokens)
-        self._places.move_to_end(chunk_hash)
+            return self._places.get(chunk, (None, obj.tokens))
+        place = self._places[chunk] = (obj.parent, obj.tokens)
+        self._places.move_to_end(chunk)
         if len(self._places) > REMEMBERED:
             self._places.popitem(last=False)
         return place

@@ -72,7 +72,7 @@ class Translator:
         return list(made.values())
 
     def _place(self, obj: ObjectEvent) -> tuple[bytes | None, int]:
-        chunk = obj.key.namespace, obj.key.chunk_hash  # a hash ends chunks of any length, of all models of one tokenizer
+        chunk = obj.key.namespace, obj.key.chunk_hash  # one hash ends chunks of any length, of all with a tokenizer
         if obj.parent is None:
             return self._places.get(chunk, (None, obj.tokens))
         place = self._places[chunk] = (obj.parent, obj.tokens)

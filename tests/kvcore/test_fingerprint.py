@@ -64,6 +64,15 @@ def test_names_types_and_shapes_count(tmp_path: Path) -> None:
     assert len(set(prints)) == 4
 
 
+def test_how_an_adapter_is_scaled_counts(tmp_path: Path) -> None:
+    (tmp_path / "adapter_model.safetensors").write_bytes(safetensors())
+    prints = [weights_fingerprint(str(tmp_path))]
+    for alpha in (8, 16):
+        (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 8, "lora_alpha": alpha}))
+        prints.append(weights_fingerprint(str(tmp_path)))
+    assert len(set(prints)) == 3
+
+
 def test_other_files_of_the_model_count(tmp_path: Path) -> None:
     root = model(tmp_path)
     prints = [weights_fingerprint(str(root))]

@@ -1,5 +1,6 @@
 """The spaces that requests ask for."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,3 +89,26 @@ def test_after_a_reset_nothing_has_its_old_name(made: Spaces, engine: Engine) ->
     made.of(None, "a")
     assert [set(spec.extra) for spec, _ in engine.registered] == [set(), set(), {"reset"}, {"reset"}]
     assert engine.registered[2][0].extra == engine.registered[3][0].extra
+
+
+def test_an_adapter_is_looked_at_where_vllm_finds_it(
+    made: Spaces, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    def found(path: str) -> str:
+        made.of(SimpleNamespace(lora_name="x", lora_path=path, load_inplace=True), "")
+        return str(engine.registered[-1][0].extra["lora"].removeprefix("x:weights of "))
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "sql").mkdir()
+    assert found("~/sql") == found(str(tmp_path / "sql")) == str(tmp_path / "sql")
+    assert found("team/sql") == "team/sql"  # not loaded yet
+    repository = tmp_path / "hub" / "models--team--sql"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    snapshot = repository / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "adapter_config.json").write_text("{}")
+    assert found("team/sql") == str(snapshot)

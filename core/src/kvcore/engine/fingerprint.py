@@ -34,9 +34,10 @@ def weights_fingerprint(path_or_name: str, revision: str | None = None) -> str:
     if not files:
         digest.update(f"name\0{path_or_name}\0{revision or ''}".encode(errors="surrogateescape"))
         return digest.hexdigest()[:32]
-    config = (root if root.is_dir() else root.parent) / "config.json"
-    if config.is_file():
-        digest.update(config.read_bytes())
+    folder = root if root.is_dir() else root.parent
+    for mark, name in ((b"", "config.json"), (b"\0adapter\0", "adapter_config.json")):  # a LoRA's says how it is scaled
+        if (config := folder / name).is_file():
+            digest.update(mark + config.read_bytes())
     for file in files:
         size = file.stat().st_size
         digest.update(f"\0file\0{file.name}\0{size}\0".encode(errors="surrogateescape"))
@@ -45,7 +46,7 @@ def weights_fingerprint(path_or_name: str, revision: str | None = None) -> str:
                 digest.update(os.pread(stream.fileno(), _SAMPLE_BYTES, offset))
     found = digest.hexdigest()[:32]
     if len(_folders) < _MAX_FOLDERS:
-        _folders[found] = os.path.abspath(config.parent)
+        _folders[found] = os.path.abspath(folder)
     return found
 
 

@@ -196,13 +196,21 @@ def recomputes(vllm_config: Any, wanted: bool) -> bool:
 
 def weights_path(model_config: Any) -> str:
     """Where the weights lie: the directory itself, or a hub model's snapshot in the local cache, else the name."""
-    name = str(model_config.model)
+    return _local(str(model_config.model), "config.json", model_config.revision)
+
+
+def adapter_path(adapter: Any) -> str:
+    """The same of a LoRA adapter, as vLLM finds it."""
+    return _local(os.path.expanduser(adapter.lora_path), "adapter_config.json", None)
+
+
+def _local(name: str, file: str, revision: str | None) -> str:
     if os.path.exists(name):
         return name
     try:
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(name, "config.json", revision=model_config.revision)
+        found = try_to_load_from_cache(name, file, revision=revision)
     except Exception:
         return name  # not a hub name, or no hub client
     return os.path.dirname(found) if isinstance(found, str) else name

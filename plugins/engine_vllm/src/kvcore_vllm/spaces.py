@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvcore.engine import Engine, ModelSpec, Space, weights_fingerprint
-from kvcore_vllm import handover, model_spec
+from kvcore_vllm import _compat, handover, model_spec
 from kvcore_vllm.metadata import WorkerLayout
 
 MAX_SPACES = 256
@@ -93,5 +93,5 @@ class Spaces:
         """vLLM's block hashes name an adapter, not its weights."""
         extra = dict(self._epoch)
         if adapter is not None:
-            extra["lora"] = f"{adapter.lora_name}:{weights_fingerprint(adapter.lora_path)}"
+            extra["lora"] = f"{adapter.lora_name}:{weights_fingerprint(_compat.adapter_path(adapter))}"
         return model_spec.build_spec(self._vllm_config, self._kv_cache_config, self._workers, extra)

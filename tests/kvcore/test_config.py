@@ -125,6 +125,22 @@ def test_anchors_and_merges(load):
     assert [(t.name, t.timeout) for t in config.l2] == [("memory", 3.0), ("memory-2", 3.0), ("memory-3", 4.0)]
 
 
+def test_merges_of_merges(load):
+    config = load(
+        """
+        l2:
+          - &a {storage: memory, timeout: 3s, write: none}
+          - &b {<<: *a, timeout: 4s, read: always}
+          - &c {<<: [*b, *a, *c], name: c, read: auto}
+        """
+    )
+    assert [(t.timeout, t.write, t.read) for t in config.l2] == [
+        (3.0, "none", "auto"),
+        (4.0, "none", "always"),
+        (4.0, "none", "auto"),
+    ]
+
+
 # --- files that are none
 
 BOMB = "a: &a [x]\n" + "".join(f"{c}: &{c} [{','.join(['*' + before] * 9)}]\n" for before, c in pairwise("abcdefgh"))
@@ -265,6 +281,9 @@ l1: {}
         ("salt: !!python/object:os.system x", "salt: has the tag 'tag:yaml.org,2002:python/object:os.system'"),
         ("salt: !secret x", "1:7: salt: has the tag '!secret': tags are not allowed"),
         ("<<: [1]", "`<<` merges mappings only"),
+        ("log_level: !!bool x", "log_level: must be 'debug', 'info', 'warning' or 'error', given 'x'"),
+        ('metrics_port: !!int ""', "metrics_port: must be a whole number, given ''"),
+        ('metrics_port: !!float ""', "metrics_port: must be a whole number, given ''"),
         ("l1: {size: 1GiB, size: 2GiB}", "1:18: l1.size: is written twice, first in line 1: keep one"),
     ],
 )

@@ -85,7 +85,7 @@ def _construct(node: yaml.ScalarNode) -> Any:
         return node.value  # a date is text here: no option is a date, and names may look like one
     try:
         value = yaml.constructor.SafeConstructor().construct_object(node)
-    except ValueError:
+    except (ValueError, LookupError):  # `!!int x`, `!!bool x`, `!!int ""`: for the types to refuse
         return node.value
     # A number of thousands of digits is no option's value, and Python refuses to write it out again.
     return node.value if type(value) is int and abs(value) > MAX_INT else value
@@ -146,10 +146,16 @@ class _Builder:
                 continue
             lines[name] = key.start_mark.line + 1
             own[name] = self.value(child, (*path, name), key)
-        for other in merged:
+        done: list[yaml.MappingNode] = []
+        while merged:  # one may merge others, or itself
+            done.append(other := merged.pop(0))
+            inner: list[yaml.MappingNode] = []
             for key, child in other.value:
-                if isinstance(key, yaml.ScalarNode) and key.value not in own:
+                if key.tag == _PREFIX + "merge":
+                    inner += self._merged(child, path)
+                elif isinstance(key, yaml.ScalarNode) and key.value not in own:
                     own[key.value] = self.value(child, (*path, key.value), key)
+            merged[:0] = [node for node in inner if node not in done]
         return own
 
     def _merged(self, node: yaml.Node, path: Path) -> list[yaml.MappingNode]:

@@ -187,6 +187,7 @@ def test_blocks_of_less_than_is_coming_are_an_error(cache: CacheEngine) -> None:
     assert lookup.wait(10)
     with pytest.raises(ValueError, match=r"block_ids: 14 of a group, but 8 chunks are coming, which have 16"):
         cache.arrived(lookup, 0, [range(14)])
+    assert take(cache, space, lookup, 8) == list(range(8))  # none is lost by it
     with pytest.raises(ValueError, match=r"block_ids: of 2 groups, and the model has 1"):
         cache.arrived(cache.lookup(space, keys), 0, [range(16), range(16)])
     cache.release(lookup)

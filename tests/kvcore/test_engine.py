@@ -4,12 +4,13 @@ import hashlib
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from kvcore.api import ConfigError, Failed, KeySource, LayoutError, LeaseError, ObjectKey
-from kvcore.engine import CacheEngine, GroupSpec, ModelSpec, Space, attach_arena
+from kvcore.engine import CacheEngine, GroupSpec, ModelSpec, Space, attach_arena, cache_engine
 from kvcore.observe import exposition
 from kvcore.service import open_store
 
@@ -78,6 +79,17 @@ def test_stored_chunks_are_found_and_the_prefix_ends_at_the_first_absent_one(eng
     assert contents(engine, space, keys, first=4) == [5, 6]
     assert contents(engine, space, hashes(10, "other")) == []
     assert contents(engine, space, [keys[0], *hashes(2, "other"), keys[1]]) == [1]
+
+
+def test_draining_ends_in_time_whatever_blocks_the_tiers(engine: CacheEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_engine, "SLACK_S", 0.0)
+    blocked = threading.Event()
+    engine.manager.loop.post(blocked.wait)
+    drained = ThreadPoolExecutor(1).submit(engine.drain, 0.01)
+    try:
+        assert drained.result(20) == 0
+    finally:
+        blocked.set()
 
 
 def test_what_left_l1_comes_back_from_the_tier(engine: CacheEngine) -> None:

@@ -111,6 +111,16 @@ def test_a_request_that_comes_first_needs_nothing_ahead(opened: Callable[..., Ca
     assert engine.prefetcher.brought("test") == Brought()
 
 
+def test_who_asks_again_and_again_is_not_put_off(opened: Callable[..., CacheEngine], monkeypatch: Any) -> None:
+    from kvcore.engine import prefetch
+
+    monkeypatch.setattr(prefetch, "PATIENCE_S", 0.5)
+    engine = opened()
+    space = engine.register(spec())
+    keys = stored(engine, space, hashes(8))
+    until(lambda: engine.prefetcher.bring(space.namespace, keys, "test") and resident(engine, space, keys) == 8)
+
+
 def test_at_most_a_quarter_of_l1_is_unused(opened: Callable[..., CacheEngine]) -> None:
     engine = opened()
     space = engine.register(spec())

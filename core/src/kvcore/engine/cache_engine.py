@@ -8,7 +8,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, NamedTuple
 
 from kvcore.api import LeaseError, ObjectEvent, ObjectKey
@@ -18,7 +18,7 @@ from kvcore.engine import space as spaces
 from kvcore.engine.answers import check_blocks, count_answer, promised
 from kvcore.engine.face import Coming, StorePlan
 from kvcore.engine.identity import Identities, Identity
-from kvcore.engine.lookup import Lookup
+from kvcore.engine.lookup import SLACK_S, Lookup
 from kvcore.engine.plans import load_plan, storable, store_plan
 from kvcore.engine.prefetch import Prefetcher
 from kvcore.engine.presence import Presence
@@ -200,11 +200,10 @@ class CacheEngine:
         """See `Engine.arrived`."""
         if self.manager.closed:
             raise LeaseError("the cache is closed")
-        fresh = lookup.take()
+        fresh = lookup.take(lambda found: check_blocks(lookup.space, block_ids, max(found, default=-1) + 1))
         if not fresh and lookup.renew():
             return []
         end = max(fresh, default=-1) + 1
-        check_blocks(lookup.space, block_ids, end)
         return self._plan_loads(lookup, [fresh], end, first_block, block_ids)
 
     def _plan_loads(
@@ -356,7 +355,16 @@ class CacheEngine:
 
     def drain(self, timeout_s: float = 10.0) -> int:
         """See `Engine.drain`."""
-        return 0 if self.manager.closed else self.draining(timeout_s).result()
+        if self.manager.closed:
+            return 0
+        future = self.draining(timeout_s)
+        try:
+            return future.result(timeout_s + SLACK_S)
+        except TimeoutError:  # a plugin blocks the tiers' loop
+            future.cancel()
+            return sum(objects for objects, _ in self.manager.stores.waiting().values())
+        except CancelledError:  # it was closed meanwhile
+            return 0
 
     def draining(self, timeout_s: float) -> "Future[int]":
         """The same, without waiting."""

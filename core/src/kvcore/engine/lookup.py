@@ -125,12 +125,14 @@ class Lookup:
         """See `Engine.coming`."""
         return self._coming if self.answer is None and self.objects[0] else None
 
-    def take(self) -> dict[int, L1Object]:
-        """What has come since the last call: chunk -> object. Only of a lookup that has told what is coming."""
+    def take(self, check: Callable[[dict[int, L1Object]], None] = lambda fresh: None) -> dict[int, L1Object]:
+        """What has come since the last call: chunk -> object. Only of a lookup that has told what is coming. `check`:
+        what it refuses, by raising, is for the next call."""
         with self._lock:
-            fresh = list(self.objects[0].items())[self._taken :]
+            fresh = dict(list(self.objects[0].items())[self._taken :])
+            check(fresh)
             self._taken += len(fresh)
-        return dict(fresh)
+        return fresh
 
     def wait(self, timeout_s: float) -> bool:
         """Is it answered? Waits at most `timeout_s`."""

@@ -79,11 +79,14 @@ class Prefetcher:
         space = self._space_of(namespace)
         if space is None or not hashes or not spaces.can_name_chunks(hashes) or self._manager.closed:
             return False
+        wanted = namespace, hashes[-1]
+        if wanted in self._wanted:  # since then: who asks again and again is not put off by it, nor who waits behind
+            return True
         if len(self._wanted) >= MAX_WANTED:
             self._manager.metrics.add("prefetch_skipped", 1, cause, "queue_full")
             return False
         self.listening = True
-        self._wanted[namespace, hashes[-1]] = _Wanted(space, tuple(hashes), cause, time.monotonic(), CURRENT.get())
+        self._wanted[wanted] = _Wanted(space, tuple(hashes), cause, time.monotonic(), CURRENT.get())
         self._manager.loop.post(self._wake)
         return True
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -146,6 +147,14 @@ def test_what_stands_in_front_changes_all(make: Any, mine: bool) -> None:
     else:
         missed(said, "short_prefix", "is what request one has behind its first 7 tokens")
     missed(told.ask("three", chunks.hashes(3, 200), range(900, 1000)), "never_stored")
+
+
+def test_ids_may_be_any_numbers(make: Any) -> None:
+    told = make(tokens=True)
+    ids = [-7, 1 << 40, *range(3 * SIZE - 2)]
+    told.ask("one", chunks.hashes(3), ids)
+    said = told.ask("two", chunks.hashes(3, 100), [5, 6, *ids])
+    missed(said, "short_prefix", "begins with 2 tokens that request one does not have")
 
 
 def test_tokens_are_not_on_record_unless_wanted(make: Any) -> None:
@@ -409,6 +418,16 @@ def test_the_catalog_keeps_no_line_twice_and_bears_with_torn_ones(tmp_path: Path
     assert Catalog(tmp_path / "nowhere").all() == {}
 
 
+def test_the_catalog_takes_a_spec_as_it_may_be(tmp_path: Path) -> None:
+    class Number:  # as numpy's: nothing that JSON knows
+        def __index__(self) -> int:
+            return 2
+
+    spec = replace(chunks.spec(), ranks=Number(), parallel=MappingProxyType({"tp": Number()}))
+    Catalog(tmp_path).note(b"n" * 16, Identity(spec, 32, "engine/1"))
+    assert Catalog(tmp_path).all()[b"n" * 16].spec == replace(chunks.spec(), ranks=2, parallel={"tp": 2})
+
+
 def test_the_catalog_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvcore.explain.catalog.MAX_BYTES", 4000)
     catalog = Catalog(tmp_path)
@@ -533,6 +552,28 @@ def test_a_prompt_by_its_hashes(make: Any) -> None:
     assert explain_prompt(told.engine, question).explanations[0].found.chunks == 2
     with pytest.raises(ValueError, match="give `namespace`, too"):
         Question(hashes=["00"])
+
+
+@pytest.mark.parametrize("tier", [True, False])
+def test_nothing_is_said_of_what_tiers_were_not_asked_for(
+    make: Any, monkeypatch: pytest.MonkeyPatch, tier: bool
+) -> None:
+    monkeypatch.setattr("kvcore.explain.cache.MAX_ASKED", 4)
+    told = make(MEMORY if tier else "l2: []\n")
+    keys = chunks.hashes(6)
+    told.put(keys)
+    question = Question(hashes=[k.hex() for k in [*keys, *chunks.hashes(2, 100)]], namespace=told.space.namespace.hex())
+    said = explain_prompt(told.engine, question).explanations[0]
+    assert said.found.chunks == 6
+    if tier:
+        assert said.broke is None
+        assert said.notes == ["tiers are asked for the first 4 chunks only: what they have behind these is not known"]
+        told.engine.clear(told.space)
+        said = explain_prompt(told.engine, question).explanations[0]
+        assert (said.found.chunks, said.broke) == (4, None)
+    else:
+        missed(said, "never_stored", chunk=6)
+        assert said.notes == []
 
 
 def test_hashes_that_only_the_engine_can_make_are_refused(make: Any) -> None:

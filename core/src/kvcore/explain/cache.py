@@ -25,10 +25,12 @@ class Presence(NamedTuple):
     Args:
         places: `l1` or a tier's name -> for each chunk, is it there in all the groups it must be in?
         silent: tiers that could not be asked -> why.
+        known: so many chunks of the front were looked for in all places.
     """
 
     places: Mapping[str, Sequence[bool]]
     silent: Mapping[str, str]
+    known: int
 
     @property
     def prefix(self) -> int:
@@ -126,16 +128,16 @@ class Cache:
         """Where the chunks are, in L1 and in each tier; None when only another process can tell. Waits for `ASK_S`."""
         if self.manager is None or self.manager.closed:
             return None
-        hashes = hashes[:MAX_ASKED]
-        groups = needed(identity)
-        answers, silent = self.ask([ObjectKey(namespace, h, g) for g in groups for h in hashes])
+        groups, front = needed(identity), hashes[:MAX_ASKED]
+        answers, silent = self.ask([ObjectKey(namespace, h, g) for g in groups for h in front])
+        behind = [False] * (len(hashes) - len(front))
         places: dict[str, Sequence[bool]] = {}
         if self.manager.arena is not None:
             places["l1"] = self.in_l1(namespace, identity, hashes)
         for name, answer in answers.items():
-            parts = [answer[at : at + len(hashes)] for at in range(0, len(answer), len(hashes))]
-            places[name] = [all(column) for column in zip(*parts, strict=True)]
-        return Presence(places, silent)
+            parts = [answer[at : at + len(front)] for at in range(0, len(answer), len(front))]
+            places[name] = [all(column) for column in zip(*parts, strict=True)] + behind
+        return Presence(places, silent, len(front if self.manager.tiers else hashes))
 
     def ask(self, keys: Sequence[ObjectKey]) -> tuple[dict[str, list[bool]], dict[str, str]]:
         """What each tier says it has of these; and the tiers that could not be asked, with why. Waits for `ASK_S`."""

@@ -3,6 +3,7 @@ after a restart mostly has another namespace, and only who made the old one knew
 
 import dataclasses
 import json
+import operator
 import os
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,10 @@ class Catalog:
         if identity.tenant or namespace in self._written:
             return
         self._written.add(namespace)
-        line = json.dumps({"namespace": namespace.hex(), **_plain(identity)}, separators=(",", ":")).encode() + b"\n"
+        fields = {"namespace": namespace.hex(), **_plain(identity)}
+        line = (
+            json.dumps(fields, separators=(",", ":"), default=operator.index).encode() + b"\n"
+        )  # numpy's numbers, too
         try:
             if namespace in self.all():
                 return
@@ -72,9 +76,11 @@ class Catalog:
 
 
 def _plain(identity: Identity) -> dict[str, Any]:
-    spec = dataclasses.asdict(identity.spec)
+    spec = identity.spec
+    fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+    groups = [dataclasses.asdict(group) for group in spec.groups]
     return {
-        "spec": {**spec, "parallel": dict(identity.spec.parallel), "extra": dict(identity.spec.extra)},
+        "spec": {**fields, "parallel": dict(spec.parallel), "extra": dict(spec.extra), "groups": groups},
         "chunk_tokens": identity.chunk_tokens,
         "scheme": identity.scheme,
         "salt": identity.salt,

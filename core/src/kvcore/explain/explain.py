@@ -75,13 +75,17 @@ def explain_prompt(engine: Any, question: Question, name: str = "") -> Explanati
     presence = cache.presence(place.namespace, place.identity, place.hashes)
     decision = _imagined(question, place)
     decision.answer = presence.prefix if presence is not None else 0
+    notes = list(place.notes)
     decision.broke = "absent" if decision.answer < len(place.hashes) else ""
+    if decision.broke and presence is not None and decision.answer >= (asked := presence.known):
+        decision.broke = ""
+        notes.append(f"tiers are asked for the first {asked:,} chunks only: what they have behind these is not known")
     if decision.broke and not decision.answer:
         decision.mark = mark_of(question.tokens[: decision.chunk_tokens])
     if decision.broke and presence is not None and presence.silent:
         decision.broke, decision.blame = "tier_down", ",".join(presence.silent)
     explained = _of(cache, decision, cache.records(), presence)
-    return Explanations(explanations=[explained.model_copy(update={"notes": place.notes + explained.notes})], more=[])
+    return Explanations(explanations=[explained.model_copy(update={"notes": notes + explained.notes})], more=[])
 
 
 def prompt_decision(cache: Cache, question: Question) -> Decision:
@@ -109,7 +113,8 @@ def _of(cache: Cache, decision: Decision, records: Sequence[Decision], presence:
     near = nearest(decision, others)
     answer = decision.first if decision.answer is None else decision.answer
     broke = None
-    if answer < decision.chunks or not decision.chunks:
+    known_end = bool(decision.seq) or presence is None or answer < presence.known
+    if (answer < decision.chunks and known_end) or not decision.chunks:
         broke = _broke(cache, decision, answer, near, others, known)
     speed = cache.speed(identity)
     return Explanation(

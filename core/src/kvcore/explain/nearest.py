@@ -107,7 +107,7 @@ def shifted(one: Decision, others: Iterable[Decision]) -> Shifted | None:
 
 
 def _words(ids: Sequence[int]) -> bytes:
-    return b"".join(int(i).to_bytes(4, "little") for i in ids[:SEARCHED])
+    return b"".join((int(i) & 0xFFFFFFFF).to_bytes(4, "little") for i in ids[:SEARCHED])  # any numbers will do
 
 
 def _find(hay: bytes, prompt: bytes) -> int:

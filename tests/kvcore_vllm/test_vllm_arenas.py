@@ -129,6 +129,20 @@ def test_an_arena_that_cannot_be_had_is_not_tried_at_every_copy(
     assert mapped.cache("a")[0] == "a"  # type: ignore[index]
 
 
+def test_an_arena_of_another_shape_is_let_go(machine: Machine) -> None:
+    def paged(attach: Attach, view: Any) -> Any:
+        raise ValueError("another shape")
+
+    attach: Any = machine.attach
+    made = Arenas(attach, paged)
+    made.follow("a", to("a"))
+    for _ in range(3):
+        with pytest.raises(ValueError, match="another shape"):
+            made.cache("a")
+    assert [view.closed for view in machine.views] == [True]
+    assert made.mapped == []
+
+
 def test_a_job_of_no_arena_fails(mapped: Arenas) -> None:
     mapped.follow("a", to("a"))
     with pytest.raises(ArenaError):

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from kvcore_vllm import awaited as patience
 from kvcore_vllm import handover
-from kvcore_vllm.handover import Awaited, Handover, Promise
+from kvcore_vllm.awaited import Awaited
+from kvcore_vllm.handover import Handover, Promise
 from kvcore_vllm.requests import RequestState
 from kvcore_vllm.spaces import MAX_TENANT, tenant_of
 
@@ -49,16 +51,16 @@ def test_patience_lasts_as_long_as_something_comes(monkeypatch: pytest.MonkeyPat
     awaited = Awaited("00", 8, timeout_s=1.0)
     assert awaited.due_s <= 0
     assert awaited.again(0)
-    assert 0 < awaited.due_s <= handover.FIRST_PAUSE_S
+    assert 0 < awaited.due_s <= patience.FIRST_PAUSE_S
     pauses = []
     for _ in range(10):
         assert awaited.again(0)
         pauses.append(awaited.due_s)
     assert pauses == sorted(pauses)
-    assert pauses[-1] == pytest.approx(handover.LONGEST_PAUSE_S)
+    assert pauses[-1] == pytest.approx(patience.LONGEST_PAUSE_S)
     now = 100.9
     assert awaited.again(3)
-    assert awaited.due_s == pytest.approx(handover.FIRST_PAUSE_S)
+    assert awaited.due_s == pytest.approx(patience.FIRST_PAUSE_S)
     now = 101.8
     assert awaited.again(3)
     now = 102.0

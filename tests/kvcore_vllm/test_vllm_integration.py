@@ -1,6 +1,8 @@
+import sys
+
 import pytest
 
-from kvcore.api import API_VERSIONS, Context
+from kvcore.api import API_VERSIONS, ConfigError, Context, Prompt
 from kvcore_vllm import _compat
 from kvcore_vllm.integration import VllmIntegration
 from kvcore_vllm.plugin import kvcore_engine
@@ -52,3 +54,9 @@ def test_another_version_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_versions() -> None:
     assert _compat.is_tested(f"{_compat.TESTED}.0+cpu")
     assert not _compat.is_tested(f"{_compat.TESTED}1.0")
+
+
+def test_a_prefix_hash_that_cannot_be_made_here_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cbor2", None)
+    with pytest.raises(ConfigError, match="'sha256_cbor' needs cbor2 here: pip install cbor2"):
+        integration().key_source(Prompt(range(64), 16, 32, {"hash": "sha256_cbor"}))

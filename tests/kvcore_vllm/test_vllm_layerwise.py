@@ -314,6 +314,19 @@ def test_a_load_that_fails_in_the_middle_leaves_nothing_of_its_step(
     assert stored(worker)
 
 
+def test_saves_whose_thread_cannot_start_have_failed(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(thread: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", full)
+        worker.step(Metadata(True, False, True, saves=[save_of(worker, 6), save_of(worker, 7)]))
+    assert worker.reports()["saves"] == {6: False, 7: False}
+    worker.step(Metadata(True, False, True, saves=[save_of(worker, 8)]))
+    assert worker.reports()["saves"] == {8: True}
+    assert stored(worker)
+
+
 def test_a_slot_that_is_freed_in_the_middle_of_a_step(worker: Worker) -> None:
     def change(name: str) -> None:
         if name == NAMES[5]:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from pickle import PickleBuffer
 from typing import Any
 
 import pytest
@@ -182,6 +183,21 @@ def test_tenants_and_renewals_have_names_of_their_own(store: ObjectStore) -> Non
     assert made.exists("a", [key(1)]) == [False]
     assert RowStore(store, spec(), rows(), {0: 0, 1: 1}).exists("a", [key(1)]) == [True]
     assert RowStore(store, spec(weights="x"), rows(), {0: 0, 1: 1}).exists("a", [key(1)]) == [False]
+
+
+def test_a_storage_that_still_reads_a_row_changes_no_answer(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = []
+
+    def hangs(space: Any, hashes: Any, buffers: list[list[memoryview]], group: int, request: str) -> list[bool]:
+        held.extend(PickleBuffer(view) for (view,) in buffers)  # as a write(2) does that does not return
+        return [True] * len(buffers)  # another tier has it
+
+    made = RowStore(store, spec(), rows(), {0: 0})
+    monkeypatch.setattr(store, "store", hangs)
+    assert made.store("", [key(1), key(2)], [0, 1]) == [True, True]
+    held.clear()
 
 
 def test_memory_is_let_go(store: ObjectStore) -> None:

@@ -78,11 +78,15 @@ class Arenas:
                 raise error
             try:
                 view = self._attach(attach)
+                try:
+                    mapped = _Mapped(view, self._paged(attach, view))
+                except BaseException:
+                    view.close()
+                    raise
             except Exception as failed:
                 self._failed[token] = (time.monotonic(), failed)
                 raise
             self._failed.pop(token, None)
-            mapped = _Mapped(view, self._paged(attach, view))
             with self._lock:
                 self._mapped[token] = mapped
             view.watch(lambda: self._lost(token))

@@ -88,8 +88,11 @@ class Copier:
         return done
 
     def drop(self, job: Save) -> None:
-        """End a save of which parts were submitted; it has failed."""
+        """End a save of which parts were submitted, or could not be; it has failed."""
         with self._changed:
+            if self._thread is None:
+                self._saved.append((job, False))
+                return
             self._broken.add(job.id)
         self.submit("save", job, None, END)
 

@@ -8,16 +8,13 @@ the same tiers, and the promise only says what will be there in a moment.
 import time
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from kvcore.engine import Engine, Space
-
-if TYPE_CHECKING:
-    from kvcore_vllm.requests import RequestState
+from kvcore_vllm.awaited import Awaited
+from kvcore_vllm.requests import RequestState
 
 KEY = "kvcore"
-FIRST_PAUSE_S = 0.002
-LONGEST_PAUSE_S = 0.05
 _promised: "weakref.WeakSet[Any]" = weakref.WeakSet()
 """Requests for which a promise was made: under vLLM's MultiConnector two kvcores may not both answer."""
 
@@ -58,44 +55,6 @@ def read(params: Any) -> Promise | None:
     return found if valid else None
 
 
-class Awaited:
-    """A consumer's patience with one promise: lookups with growing pauses, until all is there or nothing comes.
-
-    Args:
-        space: the namespace in which it was given, as hex.
-        chunks: how many were promised.
-        timeout_s: how long to wait without any progress.
-    """
-
-    def __init__(self, space: str, chunks: int, timeout_s: float) -> None:
-        self.space = space
-        self.chunks = chunks
-        self.began = time.monotonic()
-        self._timeout_s = timeout_s
-        self._until = self.began + timeout_s
-        self._best = 0
-        self._pause = FIRST_PAUSE_S
-        self._next = self.began
-
-    def again(self, found: int) -> bool:
-        """A lookup has found this many chunks: is another one worth it, after a pause?"""
-        now = time.monotonic()
-        if found > self._best:
-            self._best = found
-            self._pause = FIRST_PAUSE_S
-            self._until = now + self._timeout_s
-        if found >= self.chunks or now >= self._until:
-            return False
-        self._next = now + self._pause
-        self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
-        return True
-
-    @property
-    def due_s(self) -> float:
-        """Seconds until the next lookup; at most 0 when it is time."""
-        return self._next - time.monotonic()
-
-
 class Handover:
     """Makes promises where `producing`, or when a request asks for one, and waits for those of others.
 
@@ -112,7 +71,7 @@ class Handover:
         self.counts = {f'kvcore_promises_total{{outcome="{x}"}}': 0.0 for x in ("kept", "broken", "foreign")}
         self.counts["kvcore_promise_wait_seconds_total"] = 0.0
 
-    def begin(self, state: "RequestState", hashes: Sequence[bytes]) -> None:
+    def begin(self, state: RequestState, hashes: Sequence[bytes]) -> None:
         """A request has come: is there something to wait for?"""
         promised = read(state.request.kv_transfer_params)
         if promised is None:
@@ -126,7 +85,7 @@ class Handover:
             chunks = min(chunks, (state.request.num_tokens - 1) // chunk_tokens)
         state.awaited = Awaited(promised.space, chunks, self._timeout_s)
 
-    def wait(self, state: "RequestState", found: int) -> bool:
+    def wait(self, state: RequestState, found: int) -> bool:
         """A lookup has found so many chunks: must the request wait on? Not for what is kept elsewhere, nor without a
         server."""
         awaited = state.awaited
@@ -140,7 +99,7 @@ class Handover:
         self.counts["kvcore_promise_wait_seconds_total"] += time.monotonic() - awaited.began
         return False
 
-    def promise(self, state: "RequestState") -> dict[str, Any] | None:
+    def promise(self, state: RequestState) -> dict[str, Any] | None:
         """What a router passes on for a request that has ended."""
         params = state.request.kv_transfer_params
         asked = isinstance(params, dict) and bool(params.get("do_remote_decode"))

@@ -74,7 +74,10 @@ def _function(algorithm: str) -> Hash:
     if name not in ("sha256", "xxhash") or form not in ("", "cbor"):
         raise ConfigError(f"vLLM's prefix hash {algorithm!r} is not known here: explain a request by its id")
     if form == "cbor":
-        from cbor2 import dumps as cbor
+        try:
+            from cbor2 import dumps as cbor
+        except ImportError:
+            raise ConfigError(f"vLLM's prefix hash {algorithm!r} needs cbor2 here: pip install cbor2") from None
 
         def raw(value: Any) -> bytes:
             return cbor(value, canonical=True)

@@ -6,7 +6,7 @@ from typing import Any
 from kvcore.api import KeySource
 from kvcore.engine import Asked, EngineLookup, Space
 from kvcore_vllm import _compat
-from kvcore_vllm.handover import Awaited
+from kvcore_vllm.awaited import Awaited
 
 MAX_SAVE_FAILURES = 3
 

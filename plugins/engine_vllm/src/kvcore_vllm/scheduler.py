@@ -13,9 +13,10 @@ from kvcore.service import open_engine
 from kvcore.service.client import RemoteEngine
 from kvcore_vllm import _compat, model_spec, modes
 from kvcore_vllm.arrivals import Arrivals
+from kvcore_vllm.awaited import FIRST_PAUSE_S
 from kvcore_vllm.events import KVEvents
 from kvcore_vllm.faults import Guarded, guarded, logger
-from kvcore_vllm.handover import FIRST_PAUSE_S, Handover
+from kvcore_vllm.handover import Handover
 from kvcore_vllm.metadata import Attach, Load, Metadata, Save, WorkerLayout, WorkerMetadata
 from kvcore_vllm.options import Options
 from kvcore_vllm.pace import Pace
@@ -87,8 +88,8 @@ class SchedulerHalf(Guarded):
         self._stats_due = 0.0
         self._waited = 0.0
         self._counts = dict.fromkeys(_COUNTS, 0.0)
-        self._refused = ""
-        """The request that was refused last, because of its tenant."""
+        self._refused: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Requests that were refused because of their tenants."""
 
     # -- start and end -----------------------------------------------------------------------------------------------
 
@@ -454,8 +455,8 @@ class SchedulerHalf(Guarded):
                 if not self._counts["kvcore_refused_tenants_total"]:
                     logger.warning("a request names no valid tenant (text of at most %d characters): it is not cached "
                                    "(logged once)", MAX_TENANT)  # fmt: skip
-                if request.request_id != self._refused:
-                    self._refused = request.request_id
+                if request not in self._refused:
+                    self._refused.add(request)
                     self._counts["kvcore_refused_tenants_total"] += 1
                 return None
             state = RequestState(request, self._spaces.of(request.lora_request, tenant), tenant)

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from kvcore.api import LayoutError, ObjectLayout
 from kvcore.l1 import Arena
 from kvcore.transfer import Copy, PagedCache
+from kvcore.transfer import windows as windows_module
 from kvcore.transfer.plan import Run
 from kvcore.transfer.tensors import Tensors
-from kvcore.transfer.windows import windows
+from kvcore.transfer.windows import _piece, windows
 
 BLOCKS = 24  # of the engine
 
@@ -230,6 +231,20 @@ def test_pieces_stay_above_a_page_where_blocks_allow_it() -> None:
     raw = torch.zeros(2 * BLOCKS * 8192 + 256, dtype=torch.uint8)
     layers = [raw[at : at + BLOCKS * 8192].view(BLOCKS, 8192) for at in (0, BLOCKS * 8192 + 256)]
     assert len(windows(layers, 1, memoryview(bytearray(16384))) or []) == 2
+
+
+def test_each_layer_is_looked_at_a_few_times_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some engines have other tensors, and so other windows, for every request."""
+    looked: list[Any] = []
+
+    def piece(layers: Any) -> int:
+        looked.extend(layers)
+        return _piece(layers)
+
+    monkeypatch.setattr(windows_module, "_piece", piece)
+    whole = torch.zeros((200, BLOCKS, 4096), dtype=torch.uint8)
+    assert len(windows(list(whole), 1, memoryview(bytearray(200 * 4096))) or []) == 1
+    assert len(looked) <= 5 * len(whole)
 
 
 @pytest.mark.parametrize("dtypes", [(torch.uint8, torch.float32), (torch.bfloat16, torch.bfloat16)])

@@ -18,7 +18,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from math import gcd
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -116,28 +116,47 @@ def windows(
     bounds = arena.ctypes.data, arena.ctypes.data + len(arena)
     found: list[Window] = []
     group: list[Geometry] = []
-    at = 0
+    at, span = 0, _Span(0, 0, 0)
     for tensor in tensors:
         layer = geometry(tensor, smallest) if tensor.device.type == "cpu" and tensor.stride(0) > 0 else None
-        if layer is None or _piece([layer]) < min(smallest, layer.block_bytes):
+        if layer is None or (own := _Span.of(layer)).piece < min(smallest, layer.block_bytes):
             return None
-        if group and not _together([*group, layer], bounds):
+        joint = span.joined(own)
+        if group and not _together(group[0], layer, joint, bounds):
             found.append(Window(group, at, blocks, memory))
             at += blocks * sum(g.block_bytes for g in group)
             group = []
+        span = joint if group else own
         group.append(layer)
     found.append(Window(group, at, blocks, memory))
     return found
 
 
-def _together(layers: Sequence[Geometry], arena: tuple[int, int]) -> bool:
-    """May these layers share a window? `arena` is its range of addresses."""
-    first, last = layers[0], layers[-1]
-    if (first.block_bytes, first.segment_bytes, first.stride) != (last.block_bytes, last.segment_bytes, last.stride):
+class _Span(NamedTuple):
+    """The addresses of some layers, and the largest piece that their blocks and the distances between them are made
+    of."""
+
+    start: int
+    end: int
+    piece: int
+
+    @classmethod
+    def of(cls, layer: Geometry) -> "_Span":
+        return cls(layer.address, layer.end, _piece([layer]))
+
+    def joined(self, other: "_Span") -> "_Span":
+        piece = gcd(self.piece, other.piece, other.start - self.start)
+        return _Span(min(self.start, other.start), max(self.end, other.end), piece)
+
+
+def _together(first: Geometry, layer: Geometry, joint: _Span, arena: tuple[int, int]) -> bool:
+    """May this layer share a window with those from `first` on, which takes `joint` then? `arena` is its range of
+    addresses."""
+    if (first.block_bytes, first.segment_bytes, first.stride) != (layer.block_bytes, layer.segment_bytes, layer.stride):
         return False
-    if min(g.address for g in layers) < arena[1] and max(g.end for g in layers) > arena[0]:
+    if joint.start < arena[1] and joint.end > arena[0]:
         return False
-    return _piece(layers) >= min(_PAGE, _piece(layers[:1]), _piece(layers[-1:]))
+    return joint.piece >= min(_PAGE, _piece([first]), _piece([layer]))
 
 
 def _piece(layers: Sequence[Geometry]) -> int:

@@ -339,8 +339,8 @@ def test_config_check_of_a_capacity_that_is_the_storages_own(tmp_path, capsys):
 
 
 def test_config_check_and_doctor_of_a_storage_that_cannot_list(site, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("kvcore.cli.doctor._torch", lambda: iter(()))
-    monkeypatch.setattr("kvcore.cli.doctor._engines", lambda registry: iter(()))
+    monkeypatch.setattr("kvcore.cli.doctor.command._torch", lambda: iter(()))
+    monkeypatch.setattr("kvcore.cli.doctor.command._engines", lambda registry: iter(()))
     monkeypatch.setenv("KVCORE_ALLOW_PLUGINS", "kvcore-blind,kvcore-made")
     blind = storage()
     made = blind.replace("factory=Store", "factory=lambda config, context: Store(config, context)")
@@ -475,7 +475,7 @@ def test_doctor(acme, monkeypatch, capsys):
 
 def test_doctor_finds_what_is_wrong(acme, monkeypatch, capsys):
     monkeypatch.setenv("KVCORE_BLOCK_PLUGINS", "vllm,torch")
-    monkeypatch.setattr("kvcore.cli.doctor.call", NOT_LOOKED_AT)
+    monkeypatch.setattr("kvcore.cli.doctor.command.call", NOT_LOOKED_AT)
     flags = ["--set", "l2=[{storage: {plugin: acme, bucket: b}}]", "--set", "l1.size=900TiB"]
     assert main(["doctor", "--json", *flags]) == 1
     errors = {f["subject"]: f for f in json.loads(capsys.readouterr().out)["findings"] if f["level"] == "error"}
@@ -504,7 +504,7 @@ def found_by_doctor(capsys, *flags, code=0):
 def quick(monkeypatch):
     """Doctor without what takes seconds and is tested above."""
     monkeypatch.setenv("KVCORE_ALLOW_PLUGINS", "kvcore,kvcore-disk,kvcore-listener")
-    monkeypatch.setattr("kvcore.cli.doctor.call", NOT_LOOKED_AT)
+    monkeypatch.setattr("kvcore.cli.doctor.command.call", NOT_LOOKED_AT)
 
 
 @pytest.mark.usefixtures("quick")
@@ -545,8 +545,8 @@ def test_doctor_makes_the_policies(site, capsys, monkeypatch):
 
 @pytest.mark.usefixtures("quick")
 def test_doctor_fails_for_hooks_that_cannot_be_used(site, capsys, monkeypatch):
-    monkeypatch.setattr("kvcore.cli.doctor._torch", lambda: iter(()))
-    monkeypatch.setattr("kvcore.cli.doctor._engines", lambda registry: iter(()))
+    monkeypatch.setattr("kvcore.cli.doctor.command._torch", lambda: iter(()))
+    monkeypatch.setattr("kvcore.cli.doctor.command._engines", lambda registry: iter(()))
     code = "from kvcore.api import hookimpl\n@hookimpl\ndef kvcore_stored(events, tier): pass\n"
     dist(site, "kvcore-listener", {"kvcore.hooks": {"listener": "fake_listener"}}, {"fake_listener": code})
     small = ("l1.size=64MiB", "l2=[]")
@@ -557,7 +557,7 @@ def test_doctor_fails_for_hooks_that_cannot_be_used(site, capsys, monkeypatch):
 
 def test_doctor_says_what_an_invalid_file_keeps_it_from_and_how_much_it_found(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("KVCORE_BLOCK_PLUGINS", "vllm,torch")
-    monkeypatch.setattr("kvcore.cli.doctor.call", NOT_LOOKED_AT)
+    monkeypatch.setattr("kvcore.cli.doctor.command.call", NOT_LOOKED_AT)
     file = tmp_path / "kvcore.yaml"
     file.write_text("l1: {size: 8}\nl2: [{storage: dsik}, {storage: {plugin: memory, sz: 1}}, memory]\nfoo: 1\n")
     assert main(["doctor", str(file)]) == 1
@@ -602,7 +602,7 @@ def kvcore_engine():
 
 def test_doctor_says_how_to_install_from_a_checkout_too(capsys, monkeypatch):
     monkeypatch.setenv("KVCORE_ALLOW_PLUGINS", "kvcore")
-    monkeypatch.setattr("kvcore.cli.doctor.call", NOT_LOOKED_AT)
+    monkeypatch.setattr("kvcore.cli.doctor.command.call", NOT_LOOKED_AT)
     main(["doctor", "--json", "--set", "l2=[]", "--set", "l1.size=64MiB"])
     remedies = {f["subject"]: f["remedy"] for f in json.loads(capsys.readouterr().out)["findings"]}
     for subject in ("engines", "tiers"):
@@ -669,8 +669,8 @@ def kvcore_storage():
 )
 def test_doctor_of_a_server_that_does_not_answer(site, capsys, monkeypatch, when, says, does):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in a process of its own: what is logged is printed
-    monkeypatch.setattr("kvcore.cli.doctor._torch", lambda: iter(()))
-    monkeypatch.setattr("kvcore.cli.doctor._engines", lambda registry: iter(()))
+    monkeypatch.setattr("kvcore.cli.doctor.command._torch", lambda: iter(()))
+    monkeypatch.setattr("kvcore.cli.doctor.command._engines", lambda registry: iter(()))
     monkeypatch.setenv("KVCORE_ALLOW_PLUGINS", "acme-silent")
     dist(site, "acme-silent", {"kvcore.storage": {"silent": "fake_silent"}}, {"fake_silent": SILENT})
     tier = f"l2=[{{storage: {{plugin: silent, when: {when}}}}}]"
@@ -697,8 +697,8 @@ def test_doctor_of_a_server_that_does_not_answer(site, capsys, monkeypatch, when
     ],
 )
 def test_doctor_leaves_nothing_of_its_speed_test(tmp_path, capsys, monkeypatch, faults):
-    monkeypatch.setattr("kvcore.cli.doctor._torch", lambda: iter(()))
-    monkeypatch.setattr("kvcore.cli.doctor._engines", lambda registry: iter(()))
+    monkeypatch.setattr("kvcore.cli.doctor.command._torch", lambda: iter(()))
+    monkeypatch.setattr("kvcore.cli.doctor.command._engines", lambda registry: iter(()))
     inner = f"{{plugin: disk, path: {tmp_path}/store, capacity: 1GiB}}"
     tier = f"l2=[{{storage: {{plugin: faulty, storage: {inner}, {faults}}}}}]"
     found = found_by_doctor(capsys, "l1.size=64MiB", tier, code=0 if "delete" in faults else 1)
@@ -709,8 +709,8 @@ def test_doctor_leaves_nothing_of_its_speed_test(tmp_path, capsys, monkeypatch, 
 
 @pytest.mark.usefixtures("quick")
 def test_doctor_names_what_it_had_to_leave(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("kvcore.cli.doctor._torch", lambda: iter(()))
-    monkeypatch.setattr("kvcore.cli.doctor._engines", lambda registry: iter(()))
+    monkeypatch.setattr("kvcore.cli.doctor.command._torch", lambda: iter(()))
+    monkeypatch.setattr("kvcore.cli.doctor.command._engines", lambda registry: iter(()))
     inner = f"{{plugin: disk, path: {tmp_path}/store, capacity: 1GiB}}"
     tier = f"l2=[{{storage: {{plugin: faulty, storage: {inner}, operations: [delete], error_rate: 1}}}}]"
     found = found_by_doctor(capsys, "l1.size=64MiB", tier, code=1)
@@ -729,7 +729,7 @@ def test_doctor_survives_a_check_that_fails(capsys, monkeypatch):
         yield Finding("strange", "before", "a level of its own")
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr("kvcore.cli.machine.memory", fails)
+    monkeypatch.setattr("kvcore.cli.doctor.machine.memory", fails)
     assert main(["doctor", "--set", "l1.size=64MiB", "--set", "l2=[]"]) == 1
     out = capsys.readouterr().out
     assert "strange before: a level of its own" in out
@@ -863,7 +863,7 @@ def test_doctor_does_not_take_an_interrupt_for_a_finding(capsys, monkeypatch):
         raise ValueError("SchemaError: Error building `literal` serializer:\n  KeyboardInterrupt: ")
         yield
 
-    monkeypatch.setattr("kvcore.cli.machine.memory", changed)
+    monkeypatch.setattr("kvcore.cli.doctor.machine.memory", changed)
     assert main(["doctor"]) == 130
     out, err = capsys.readouterr()
     assert "a check failed" not in out

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_samples import ONE, TWO, clean_env, contents, disk, fill, frame_of, key_of, kvcore, place, put
 
 from kvcore.api import Entry, ObjectKey
 from kvcore.cli import main
@@ -24,6 +23,7 @@ from kvcore.cli.store import walk
 from kvcore.engine import CacheEngine, GroupSpec, ModelSpec
 from kvcore.l2.frame import Stage
 from kvcore.testing import dist
+from store_samples import ONE, TWO, clean_env, contents, disk, fill, frame_of, key_of, kvcore, place, put
 
 MIB = 1 << 20
 CONFIG = """

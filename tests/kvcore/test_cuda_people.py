@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvcore.cli import child, doctor
+from kvcore.cli import child
+from kvcore.cli.doctor import command as doctor
 
 ROOT = Path(__file__).parents[2]
 NO_GPU = not torch.cuda.is_available()

@@ -75,7 +75,8 @@ def test_operations(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_core_readme(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvcore.cli.doctor.call", NOT_LOOKED_AT)  # what takes seconds, and is looked at elsewhere here
+    # What takes seconds, and is looked at elsewhere here.
+    monkeypatch.setattr("kvcore.cli.doctor.command.call", NOT_LOOKED_AT)
     (folder / "kvcore.yaml").write_text(configuration("core/README.md"))
     (folder / "disk").mkdir()
     found = begins("core/README.md", "kvcore config check")

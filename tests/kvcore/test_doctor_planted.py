@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kvcore.cli import main, mounts
-from kvcore.cli import server as server_checks
+from kvcore.cli import main
 from kvcore.cli.child import Outcome
+from kvcore.cli.doctor import mounts
+from kvcore.cli.doctor import server as server_checks
 from kvcore.testing import dist
 from kvcore.testing.servers import free_port
 from kvcore.testing.servers.kvcore import KVCoreServer
@@ -240,7 +241,7 @@ def metrics_port(ground: Ground) -> list[str]:
 
 @mistake("`VLLM_PLUGINS` keeps vLLM from kvcore", "error", "vllm connector", "VLLM_PLUGINS=other", "add kvcore")
 def vllm_plugins(ground: Ground) -> list[str]:
-    from kvcore.cli import doctor
+    from kvcore.cli.doctor import command as doctor
     from kvcore_vllm.integration import VllmIntegration
 
     ground.patch.setenv("VLLM_PLUGINS", "other")
@@ -278,9 +279,9 @@ def ground(tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.chdir(folder)
     allowed = "kvcore,kvcore-disk,kvcore-redis,acme-slow"
     monkeypatch.setenv("KVCORE_ALLOW_PLUGINS", allowed)
-    monkeypatch.setattr("kvcore.cli.doctor.call", lambda *words, timeout_s: Outcome(True, "", 0.0, []))
-    monkeypatch.setattr("kvcore.cli.doctor._torch", lambda: iter(()))
-    monkeypatch.setattr("kvcore.cli.speed.OBJECT_BYTES", 1 << 20)  # what is measured is not the point here
+    monkeypatch.setattr("kvcore.cli.doctor.command.call", lambda *words, timeout_s: Outcome(True, "", 0.0, []))
+    monkeypatch.setattr("kvcore.cli.doctor.command._torch", lambda: iter(()))
+    monkeypatch.setattr("kvcore.cli.doctor.speed.OBJECT_BYTES", 1 << 20)  # what is measured is not the point here
     with ExitStack() as stack:
         yield Ground(folder, site, monkeypatch, stack.enter_context)
 
@@ -405,7 +406,7 @@ def test_a_server_of_another_user(ground: Ground, capsys: pytest.CaptureFixture[
 
 
 def test_http_without_its_extra(ground: Ground, capsys: pytest.CaptureFixture[str]) -> None:
-    ground.patch.setattr("kvcore.cli.server.find_spec", lambda name: None)
+    ground.patch.setattr("kvcore.cli.doctor.server.find_spec", lambda name: None)
     text = f"server: {{url: 'unix://{ground.folder}/k.sock', http: '127.0.0.1:0'}}\nl2: []\n"
     (said,) = [f for f in found(capsys, ground.config(text)) if f["subject"] == "http"]
     assert "pip install 'kvcore[http]'" in said["remedy"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvcore.cli import main
-from kvcore.cli.quality import LEVELS, SUITES, Criterion, judge, level
+from kvcore.cli.plugins.quality import LEVELS, SUITES, Criterion, judge, level
 from kvcore.testing import dist
 
 STORAGE = '''

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Plain
 
 from kvcore.api import ConfigError
 from kvcore.cli import main
-from kvcore.cli.tokenizer import Tokenizer
+from kvcore.cli.kit.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = (

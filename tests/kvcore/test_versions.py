@@ -3,8 +3,8 @@
 import pytest
 
 from kvcore import __version__
-from kvcore.cli import versions as module
-from kvcore.cli.versions import versions
+from kvcore.cli.doctor import versions as module
+from kvcore.cli.doctor.versions import versions
 from kvcore.plugins import Registry
 from kvcore.plugins.known import ENGINES, PACKAGES
 from kvcore.testing import dist

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_samples import clean_env, contents, fill, kvcore
 
 import docs_blocks
 from kvcore.api import PluginError
@@ -27,6 +26,7 @@ from kvcore_bench.speed import l2_subject
 from kvcore_bench.speed.disk_limit import Limit
 from kvcore_bench.speed.l2_limit import limit_of
 from kvcore_bench.speed.l2_subject import Rounds
+from store_samples import clean_env, contents, fill, kvcore
 
 FIELDS = {"name", "value", "unit", "limit", "ratio_to_limit", "peer", "ratio_to_peer"}
 CONFIG = """

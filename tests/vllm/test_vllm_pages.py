@@ -185,7 +185,9 @@ def test_from_lmcache(
         assert main(shlex.split(check)[1:]) == 0
         capsys.readouterr()
         # What it says of the machine is the machine's, and takes seconds: test_docs_commands.py.
-        monkeypatch.setattr("kvcore.cli.doctor.call", lambda *words, timeout_s: Outcome(False, "not looked at", 0.0))
+        monkeypatch.setattr(
+            "kvcore.cli.doctor.command.call", lambda *words, timeout_s: Outcome(False, "not looked at", 0.0)
+        )
         main([*shlex.split(doctor)[1:], "--json"])
         said = {f["subject"]: f["level"] for f in json.loads(capsys.readouterr().out)["findings"]}
         assert {said["tier disk"], said["tier redis"]} <= {"ok", "warning"}

@@ -341,7 +341,7 @@ def doctor(
 ) -> dict[str, Any]:
     """What doctor says of the server."""
     for part in ("_torch", "_engines", "_plugins"):
-        monkeypatch.setattr(f"kvcore.cli.doctor.{part}", lambda *given: iter(()))
+        monkeypatch.setattr(f"kvcore.cli.doctor.command.{part}", lambda *given: iter(()))
     main(["doctor", "--json", str(config), "--set", "metrics_port=0", "--set", f"server.timeout={timeout}"])
     findings = json.loads(capsys.readouterr().out)["findings"]
     (found,) = [f for f in findings if f["subject"].startswith("server ")]

@@ -70,14 +70,14 @@ def _plugin(kind: str, name: str) -> Any:
         from kvcore.config.describe import options
 
         options(component.config)
-    from kvcore.cli.trial import make
+    from kvcore.cli.plugins.trial import make
 
     make(registry, kind, name)
     return str(component.api)
 
 
 def _quality(kind: str, name: str) -> Any:
-    from kvcore.cli.quality import judge, level
+    from kvcore.cli.plugins.quality import judge, level
 
     criteria = judge(kind, name)
     return {"level": level(criteria), "criteria": [c._asdict() for c in criteria]}

@@ -5,9 +5,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kvcore.api.errors import ConfigError
-from kvcore.cli import prompts
 from kvcore.cli.explain import lines
-from kvcore.cli.kit import asking
+from kvcore.cli.kit import asking, prompts
 from kvcore.cli.kit.output import print_json
 
 if TYPE_CHECKING:

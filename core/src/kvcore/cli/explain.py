@@ -5,8 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvcore.api.errors import ConfigError
-from kvcore.cli import prompts
-from kvcore.cli.kit import arguments, asking
+from kvcore.cli.kit import arguments, asking, prompts
 from kvcore.cli.kit.output import cut, paint, print_json, printable, table
 
 if TYPE_CHECKING:

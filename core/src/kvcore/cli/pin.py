@@ -5,8 +5,7 @@ import re
 from typing import Any
 
 from kvcore.api.errors import ConfigError
-from kvcore.cli import prompts
-from kvcore.cli.kit import arguments, asking
+from kvcore.cli.kit import arguments, asking, prompts
 from kvcore.cli.kit.output import error, print_json, printable
 
 MAX_S = 30 * 86400.0

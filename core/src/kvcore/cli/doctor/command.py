@@ -10,11 +10,12 @@ from typing import Any
 
 from kvcore.api.engine import Finding
 from kvcore.api.errors import KVCoreError, PluginError
-from kvcore.cli import interrupted, machine, sanity, server, tiers
+from kvcore.cli import interrupted
 from kvcore.cli.child import call
+from kvcore.cli.doctor import machine, sanity, server, tiers
+from kvcore.cli.doctor.versions import versions
 from kvcore.cli.kit.configured import add_file, add_set, flags
 from kvcore.cli.kit.output import COLOURS, LINES, paint, print_json, printable, track
-from kvcore.cli.versions import versions
 from kvcore.config import load_config
 from kvcore.plugins import Registry, registry_from_env
 

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 from kvcore.api.errors import ConfigError
 from kvcore.cli.kit import arguments, asking
-from kvcore.cli.tokenizer import Tokenizer
+from kvcore.cli.kit.tokenizer import Tokenizer
 
 __all__ = ["Tokenizer", "add_tokenizer", "read", "served", "tokenizer", "tokens"]
 

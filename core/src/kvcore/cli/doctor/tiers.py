@@ -6,10 +6,10 @@ from pathlib import Path
 
 from kvcore.api import KVCoreError, StorageError, StorageUnavailable, Usage, format_size
 from kvcore.api.engine import Finding
-from kvcore.cli import mounts
+from kvcore.cli.doctor import mounts
+from kvcore.cli.doctor.speed import DELETE_S, timed
 from kvcore.cli.kit import running
 from kvcore.cli.kit.heard import heard
-from kvcore.cli.speed import DELETE_S, timed
 from kvcore.config import TierConfig
 from kvcore.l1.arena import available_memory
 from kvcore.l2 import Codec, Threads, Tier

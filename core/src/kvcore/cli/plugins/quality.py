@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from kvcore import __version__
 from kvcore.api import BlockingStorage, ConfigError, Storage
 from kvcore.api.hooks import Component
-from kvcore.cli.trial import make
+from kvcore.cli.plugins.trial import make
 from kvcore.config.describe import options
 from kvcore.plugins import PluginInfo, registry_from_env
 from kvcore.plugins.discover import normalize

@@ -109,7 +109,10 @@ def _meant(unknown: list[str], parser: argparse.ArgumentParser, *, follow: bool)
 def _parser(name: str | None) -> tuple[argparse.ArgumentParser, Any]:
     """The parser, and the command of this name: a `Command`, or a module of the core that offers the same."""
     parser = argparse.ArgumentParser(
-        prog="kvcore", description="Keep and share the KV cache of LLM inference.", allow_abbrev=False
+        prog="kvcore",
+        description="Keep and share the KV cache of LLM inference.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"kvcore {__version__}")
     sub = parser.add_subparsers(dest="command", metavar="COMMAND")

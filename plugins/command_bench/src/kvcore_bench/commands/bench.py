@@ -1,28 +1,16 @@
 """Command `bench`: what a cache is measured with."""
 
-import argparse
+from kvcore.api import ApiVersion, Component, hookimpl
+from kvcore_bench.commands import Later
 
-from kvcore.api import ApiVersion, Command, Component, hookimpl
 
-
-class Bench(Command):
+class Bench(Later):
     """`kvcore bench`."""
 
     help = "measure speed against this machine's limits"
+    module = "kvcore_bench.speed.command"
     words_follow = True
     """Those of the engine that `kvcore bench engine` starts."""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See `Command`."""
-        from kvcore_bench.speed import command
-
-        command.add_arguments(parser)
-
-    def run(self, args: argparse.Namespace) -> int:
-        """See `Command`."""
-        from kvcore_bench.speed import command
-
-        return command.run(args)
 
 
 @hookimpl

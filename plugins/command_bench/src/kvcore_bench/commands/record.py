@@ -1,26 +1,14 @@
 """Command `record`: from running caches to a trace."""
 
-import argparse
+from kvcore.api import ApiVersion, Component, hookimpl
+from kvcore_bench.commands import Later
 
-from kvcore.api import ApiVersion, Command, Component, hookimpl
 
-
-class Record(Command):
+class Record(Later):
     """`kvcore record`."""
 
     help = "record the lookups of running caches as an anonymous trace"
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See `Command`."""
-        from kvcore_bench import recording
-
-        recording.add_arguments(parser)
-
-    def run(self, args: argparse.Namespace) -> int:
-        """See `Command`."""
-        from kvcore_bench import recording
-
-        return recording.run(args)
+    module = "kvcore_bench.recording"
 
 
 @hookimpl

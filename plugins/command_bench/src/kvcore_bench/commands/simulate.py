@@ -1,26 +1,14 @@
 """Command `simulate`: a trace through policies."""
 
-import argparse
+from kvcore.api import ApiVersion, Component, hookimpl
+from kvcore_bench.commands import Later
 
-from kvcore.api import ApiVersion, Command, Component, hookimpl
 
-
-class Simulate(Command):
+class Simulate(Later):
     """`kvcore simulate`."""
 
     help = "replay a trace through eviction policies: hit rate against capacity"
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See `Command`."""
-        from kvcore_bench.simulate import command
-
-        command.add_arguments(parser)
-
-    def run(self, args: argparse.Namespace) -> int:
-        """See `Command`."""
-        from kvcore_bench.simulate import command
-
-        return command.run(args)
+    module = "kvcore_bench.simulate.command"
 
 
 @hookimpl

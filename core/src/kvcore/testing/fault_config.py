@@ -1,6 +1,6 @@
 """What can go wrong with a storage: the options of `faulty`. Imports pydantic: keep it out of start-up."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -55,10 +55,3 @@ class FaultyConfig(Faults):
 
     storage: StorageSpec
     """The storage that is made to fail: its name, or a mapping with `plugin` and its options."""
-
-
-def from_config(config: FaultyConfig, context: Any) -> Any:
-    """The factory behind `plugin: faulty`."""
-    from kvcore.testing.faults import faulty
-
-    return faulty(context.make_storage(config.storage), config)

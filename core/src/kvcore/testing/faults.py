@@ -41,9 +41,13 @@ _FATES = {"load": ("fail", "lost", "flip"), "store": ("fail", "torn")}
 @hookimpl
 def kvcore_storage() -> Component:
     """The `faulty` storage."""
-    from kvcore.testing.fault_config import FaultyConfig, from_config
+    from kvcore.testing.fault_config import FaultyConfig
 
-    return Component(api=ApiVersion(1, 0), config=FaultyConfig, factory=from_config)
+    return Component(api=ApiVersion(1, 0), config=FaultyConfig, factory=_from_config)
+
+
+def _from_config(config: Any, context: Any) -> Any:
+    return faulty(context.make_storage(config.storage), config)
 
 
 def faulty(storage: Storage | BlockingStorage, faults: "Faults") -> "FaultyStorage | FaultyBlockingStorage":

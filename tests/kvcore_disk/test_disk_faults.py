@@ -1,5 +1,6 @@
 """Full, read-only, refusing and wrong file systems; things in the way. Loads go on, other files are not touched."""
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -9,8 +10,10 @@ import shutil
 import socket
 import stat
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from disk_child import Children, blob, is_whole, key_of
@@ -19,6 +22,7 @@ from disk_place import CONTROL, account_locked, files, make_disk, opened, unfini
 from kvcore.api import MISSING, STORED, Failed, Item, Loaded, StorageError
 from kvcore.testing.driver import Driver
 from kvcore.testing.memory import Room, source
+from kvcore_disk.account import Account
 from kvcore_disk.paths import object_path
 from kvcore_disk.storage import DiskStorage
 
@@ -343,6 +347,33 @@ def test_a_directory_that_is_removed_while_it_is_used(tmp_path: Path, capacity: 
         assert is_whole(get(two, 2) or b"")
     with opened(root, capacity) as one:
         assert is_whole(get(one, 2) or b"")
+
+
+def test_threads_that_find_the_directory_gone_make_one_account_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, together = tmp_path / "objects", threading.Barrier(2)
+    made: list[Account] = []
+
+    class Slow(Account):
+        def __init__(self, *args: Any) -> None:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                together.wait(1)  # for a second one
+            super().__init__(*args)
+            made.append(self)
+
+    with opened(root) as driver:
+        storage: Any = driver.storage
+        old = storage._account
+        shutil.rmtree(root)
+        monkeypatch.setattr("kvcore_disk.storage.Account", Slow)
+        threads = [threading.Thread(target=storage._start_anew, args=(old,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert made == [storage._account]
+        assert put(driver, 1) == STORED
         with account_locked(root) as counted:
             assert counted == sum(files(root).values())
 

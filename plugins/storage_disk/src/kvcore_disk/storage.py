@@ -67,6 +67,7 @@ class DiskStorage(BlockingStorage):
         self._policy = context.make_eviction(config.eviction)
         self._on_evict = context.on_evict
         self._lock = threading.Lock()
+        self._renewing = threading.Lock()  # held while the account is made anew
         self._index: dict[ObjectKey, int] = {}  # bytes taken from the capacity
         self._hidden: set[ObjectKey] = set()  # deleted, in a directory that is read-only
         self._kept: list[
@@ -289,12 +290,17 @@ class DiskStorage(BlockingStorage):
         """Someone has removed the directory: make it again, for the next object. Not under the old account's lock,
         which may be the same file."""
         self._folders.clear()
-        if self._account is not account:
-            return  # another thread was first
-        self._close_account(account)
-        self._account = Account(self._root, self._rescan)
-        with self._account.locked():
-            self._rescan(self._account)
+        if not self._renewing.acquire(blocking=False):
+            return  # another thread does
+        try:
+            if self._account is not account:
+                return  # another thread has
+            self._close_account(account)
+            self._account = Account(self._root, self._rescan)
+            with self._account.locked():
+                self._rescan(self._account)
+        finally:
+            self._renewing.release()
 
     def _write(self, fd: int, item: Item, now_ns: int, direct: bool, account: Account) -> None:
         went_direct = False

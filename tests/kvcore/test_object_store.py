@@ -1,5 +1,6 @@
 """The object store from outside: objects between the caller's buffers and the tiers of this process."""
 
+import errno
 import random
 import threading
 import time
@@ -311,6 +312,25 @@ def test_copies_for_other_tiers_take_bounded_memory(make: Make) -> None:
     until(lambda: held(store) == [2, 5], "two are promoted")
     assert store.stats()['kvcore_tier_dropped_total{tier="first",reason="queue_full"}'] == 3
     until(lambda: store._batches._promotion._waiting_bytes == 0, "the memory is free")
+
+
+def test_without_memory_for_copies_what_was_found_is_served(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make("l2: [{name: first, storage: memory}, {name: last, storage: memory}]\n")
+    space = store.register(model(), "test/1")
+    keys = hashes(5)
+    assert put(store, space, keys) == [True] * 5
+    store.manager.tiers[0].storage._objects.clear()
+
+    def no_memory(objects: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kvcore.control.promotion._copies", no_memory)
+        assert got(store, space, keys) == [True] * 5
+    assert store._batches._promotion._waiting_bytes == 0
+    assert store.stats()['kvcore_tier_dropped_total{tier="first",reason="queue_full"}'] == 5
+    assert got(store, space, keys) == [True] * 5
+    until(lambda: held(store) == [5, 5], "promoted now")
 
 
 FAULTY = "{name: NAME, timeout: 500ms, storage: {plugin: faulty, storage: memory, FAULTS}}"

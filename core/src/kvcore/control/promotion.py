@@ -6,8 +6,10 @@ For stores without L1. Where there is one, what was loaded lies there, and `Stor
 import asyncio
 import mmap
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
+from kvcore.api import ObjectKey, StorageError
 from kvcore.control.loop import LoopThread
 from kvcore.l2 import Parcel, Threads, Tier
 from kvcore.observe import Journal, Metrics
@@ -46,11 +48,11 @@ class Promotion:
         fits = (self._room_bytes - self._waiting_bytes) // found[0].nbytes
         chosen = {t.key for _, wanted in wanting for t in wanted}
         taken = [t for t in found if t.key in chosen][: max(0, fits)]
-        copies = {}
-        if taken:
-            self._waiting_bytes += len(taken) * found[0].nbytes
-            copied = await self._threads.run(_copies, taken)
-            copies = {t.key: t for t in copied}
+        copies: dict[ObjectKey, Parcel] = {}
+        nbytes = len(taken) * found[0].nbytes
+        self._waiting_bytes += nbytes
+        with suppress(StorageError, OSError, MemoryError):  # no thread, or no memory: dropped and counted
+            copies = {t.key: t for t in await self._threads.run(_copies, taken)} if taken else {}
         writes = []
         for tier, wanted in wanting:
             ours = [copies[t.key] for t in wanted if t.key in copies]
@@ -61,9 +63,11 @@ class Promotion:
             if ours:
                 writes.append((tier, ours))
         if writes:
-            task = self._loop.spawn(self._run(writes, len(taken) * found[0].nbytes))
+            task = self._loop.spawn(self._run(writes, nbytes))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+        else:
+            self._waiting_bytes -= nbytes
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until all is written, so long at most."""

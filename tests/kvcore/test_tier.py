@@ -1003,6 +1003,73 @@ def test_close_while_a_call_hangs() -> None:
     run(main())
 
 
+def test_close_comes_to_a_storage_whose_threads_all_hang() -> None:
+    """Before their deadline, which may be far: `close` may be what ends them."""
+
+    class Waiting(DictStorage):
+        def __init__(self) -> None:
+            super().__init__()
+            self.over, self.saw = threading.Event(), list[bool]()
+
+        def load(self, items: Sequence[Item]) -> list[LoadOutcome]:
+            self.saw.append(self.over.wait(5))
+            return super().load(items)
+
+        def close(self) -> None:
+            self.over.set()
+            super().close()
+
+    async def main() -> None:
+        bench = Bench(Waiting(), timeout_s=30)
+        await bench.store(*range(8))
+        loads = [asyncio.ensure_future(bench.load(i)) for i in range(2 * bench.tier.concurrency)]
+        await until(lambda: bench.tier._calls._threads._idle == 0)
+        await bench.tier.close()
+        await asyncio.gather(*loads)
+        assert all(bench.storage.saw)
+
+    run(main())
+
+
+def test_an_open_that_is_cancelled_late_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvcore.l2.calls.OPEN_S", 0.05)
+    monkeypatch.setattr("kvcore.l2.calls.CANCEL_S", 0.01)
+    monkeypatch.setattr("kvcore.l2.tier.START_S", 0.1)
+
+    class Stubborn(AsyncStorage):
+        def __init__(self) -> None:
+            super().__init__()
+            self.opens, self.let_go = 0, asyncio.Event()
+
+        async def open(self) -> None:
+            self.opens += 1
+            if self.opens == 1:
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    await self.let_go.wait()
+                    raise
+
+    async def main() -> None:
+        bench = Bench(Stubborn(), timeout_s=0.01)
+        await bench.tier.open()
+        assert not bench.tier.usable
+        bench.tier._timeout_s = 30.0  # the probe waits for the open that is under way
+        bench.now += 1000
+        probe = asyncio.ensure_future(bench.tier.probe())
+        await asyncio.sleep(0)
+        bench.storage.let_go.set()
+        await probe
+        assert "still being opened" in bench.tier.breaker.cause
+        bench.now += 1000
+        await bench.tier.probe()
+        assert bench.tier.usable
+        assert bench.storage.opens == 2
+        await bench.tier.close()
+
+    run(main())
+
+
 SCRIPT = """
 import asyncio, threading
 from toys import DictStorage, LAYOUT, key, payload

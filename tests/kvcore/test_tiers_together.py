@@ -1,5 +1,6 @@
 """Several tiers behind one L1: who is asked, who serves, who is written, and what a bad one costs the others."""
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from kvcore.api import MISSING, ConfigError, Entry, Failed, ObjectKey, PluginErr
 from kvcore.builtin.eviction_lru import LruPolicy
 from kvcore.builtin.memory import MemoryStorage
 from kvcore.engine import CacheEngine, Space
-from kvcore.l2 import HEADER_BYTES, Capacity
+from kvcore.l2 import HEADER_BYTES, Capacity, loading
 
 OBJECT = 2 * (64 << 10)
 
@@ -366,6 +367,15 @@ def test_a_store_that_takes_long_to_open_delays_the_start_for_a_while_only(
 # -- what one bad plugin costs the others ------------------------------------------------------------------------------
 
 
+def test_tiers_are_closed_side_by_side(make: Any) -> None:
+    engine, _ = make(TWO)
+    together, met = threading.Barrier(2), list[int]()
+    for tier in engine.manager.tiers:
+        tier.storage.close = lambda: met.append(together.wait(5))
+    engine.close()
+    assert sorted(met) == [0, 1]
+
+
 def test_a_tier_whose_loads_are_slow_is_left_alone_though_it_answers(make: Any) -> None:
     engine, space = make("lookup_timeout: 100ms\nl2: [{name: near, storage: memory}]\n")
     keys = hashes(1)
@@ -434,6 +444,30 @@ def test_a_serde_that_cannot_say_how_long_it_encodes_costs_its_own_tier_only(mak
     assert asked(engine, space, hashes(4))[0] == 4
 
 
+def test_what_there_is_no_memory_to_load_comes_from_the_next_tier(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, space = make(TWO)
+    keys = hashes(4)
+    put(engine, space, keys)
+    assert engine.drain() == 0
+    engine.clear(space)
+    before = free(engine)
+    asked_for: list[int] = []
+    real = loading.headers
+
+    def headers(count: int) -> list[memoryview]:
+        asked_for.append(count)
+        if len(asked_for) == 1:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return real(count)
+
+    monkeypatch.setattr(loading, "headers", headers)
+    assert contents(engine, space, keys) == [1, 2, 3, 4]
+    assert len(asked_for) > 1
+    engine.clear(space)
+    assert free(engine) == before
+    assert engine.l1.usage()["leases"] == 0
+
+
 # -- bounds ------------------------------------------------------------------------------------------------------------
 
 
@@ -464,17 +498,34 @@ def test_a_small_queue_still_takes_all_that_is_left_at_the_end(make: Any) -> Non
     assert count(engine, 'tier_dropped_total{tier="under",reason="queue_full"}') == 0
 
 
-def test_stores_that_overrun_their_deadline_count(make: Any) -> None:
+@pytest.mark.parametrize("late", ["soon", "when they had to go"])
+def test_stores_that_overrun_their_deadline_count(make: Any, late: str) -> None:
     engine, space = make("l2: [{name: t, storage: memory, capacity: 1MiB, timeout: 100ms}]\n")
-    storage = engine.manager.tiers[0].storage
-    real = storage.store
-    storage.store = lambda items: (time.sleep(0.3), real(items))[1]
-    engine.manager.tiers[0].breaker.failure = lambda op, cause: None
-    for i in range(8):
+    tier = engine.manager.tiers[0]
+    real, let_go = tier.storage.store, threading.Event()
+    begun: list[int] = []
+    over: list[int] = []
+
+    def store(items: Any) -> Any:
+        begun.append(1)
+        let_go.wait(20)
+        outcomes = real(items)
+        over.append(1)
+        return outcomes
+
+    def end() -> None:
+        let_go.set()
+        until(lambda: len(over) == len(begun) and tier.stuck_s is None, "they hang")
+
+    tier.storage.store = store
+    tier.breaker.failure = lambda op, cause: None
+    for i in range(6):
+        let_go.clear()
         put(engine, space, hashes(2, f"p{i}"))
-        engine.drain()
-    storage.store = real
-    time.sleep(0.5)
+        engine.drain()  # it was given up
+        if late == "soon":
+            end()
+    end()
     for i in range(8):
         put(engine, space, hashes(2, f"q{i}"))
         engine.drain()
@@ -523,17 +574,21 @@ def test_concurrent_batches_and_one_larger_than_the_capacity_stay_within_it(make
 def test_a_listing_that_takes_long_or_fails_does_not_stop_the_start(
     make: Any, monkeypatch: pytest.MonkeyPatch, listing: str
 ) -> None:
+    let_go, listed = threading.Event(), threading.Event()
+
     def entries(self: MemoryStorage) -> Iterator[Entry]:
         if listing == "raises":
             raise OSError("no listing today")
-        for i in range(10):
-            time.sleep(0.1)
-            yield Entry(ObjectKey(bytes(16), bytes([i]) * 32, 0), -1 if i == 3 else 100)
+        let_go.wait(20)
+        yield from (Entry(ObjectKey(bytes(16), bytes([i]) * 32, 0), -1 if i == 3 else 100) for i in range(10))
+        listed.set()
 
     monkeypatch.setattr(MemoryStorage, "list", entries)
-    begun = time.monotonic()
-    engine, space = make("l2: [{name: t, storage: memory, capacity: 1MiB, timeout: 300ms}]\n")
-    assert time.monotonic() - begun < 0.9
+    engine, space = make("l2: [{name: t, storage: memory, capacity: 1MiB, timeout: 1min}]\n")
     put(engine, space, hashes(4))
     engine.drain()
     assert len(held(engine, 0)) == 4
+    assert not listed.is_set()
+    let_go.set()
+    if listing == "slow":
+        until(lambda: len(engine.manager.tiers[0].capacity) == 4 + 9, "it was never counted")

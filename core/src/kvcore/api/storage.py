@@ -177,7 +177,7 @@ class BlockingStorage(StorageTraits, ABC):
         """See `Storage.open`."""
 
     def close(self) -> None:
-        """See `Storage.close`. May run while abandoned calls are still in flight."""
+        """See `Storage.close`. May run while calls are still in flight, which may hang."""
 
     @abstractmethod
     def exists(self, keys: Sequence[ObjectKey]) -> list[bool]:

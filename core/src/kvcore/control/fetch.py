@@ -18,7 +18,7 @@ from kvcore.control.residents import Residents
 from kvcore.control.store import StoreController
 from kvcore.l1 import L1, L1Object, ObjectSpace, ReadLease, WriteLease
 from kvcore.l2 import Parcel, Tier
-from kvcore.observe import Journal
+from kvcore.observe import Journal, logger
 
 PROBE_BYTES = 32 << 20
 """How much is loaded to see how fast a tier is."""
@@ -196,6 +196,9 @@ class Fetcher:
                 self._inflight[space, obj.chunk_hash] = done
             try:
                 failed = await self._fill(fetch, tier, lease, mine, wants[0].layout, delivery)
+            except Exception:  # ours, such as no memory for a header: another tier may have them
+                logger.exception("tier %s: a load failed", tier.name)
+                failed = dict.fromkeys(own, "internal")
             finally:
                 for obj in mine:
                     self._inflight.pop((space, obj.chunk_hash), None)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from kvcore.api import (
     MISSING,
@@ -24,6 +25,7 @@ from kvcore.api.storage import can_list
 from kvcore.l2.breaker import FIRST_PAUSE_S
 from kvcore.l2.calls import Calls, Then
 from kvcore.l2.capacity import Capacity
+from kvcore.l2.threads import DeadlineExceeded
 from kvcore.observe import logger
 
 DELETED_AT_ONCE = 64
@@ -119,8 +121,10 @@ class BoundedCalls(Calls):
             return [Failed("its tenant's quota of this tier is in use by what is being written", "full")] * len(items)
         try:
             stored = await super().store(items)
-        except Exception:  # it may have come to be, or come to be later
+        except Exception as error:  # it may have come to be, or come to be later
             self._account(items)
+            if isinstance(error, DeadlineExceeded) and error.settled is not None:
+                error.settled.add_done_callback(partial(self._came_late, items))
             raise
         finally:
             capacity.expect(namespace, -nbytes)
@@ -136,6 +140,11 @@ class BoundedCalls(Calls):
             await self.delete(over)
             gone += entries
         return gone
+
+    def _came_late(self, items: Sequence[Item], call: "asyncio.Future[list[StoreOutcome]]") -> None:
+        """What was given up has come to be: it may have been deleted meanwhile, when it was not there yet."""
+        if not call.cancelled() and call.exception() is None:
+            self._account([i for i, o in zip(items, call.result(), strict=False) if isinstance(o, Stored)])
 
     def _account(self, items: Sequence[Item]) -> None:
         # the head of a prefix goes last

@@ -55,9 +55,13 @@ class Calls:
         """The storage is open by now, be it later than `open` waited for it."""
 
     async def close(self) -> None:
-        """Close the storage, unless nothing of it was ever called, not even `open`."""
+        """Close the storage, unless nothing of it was ever called, not even `open`. On a thread of its own: calls that
+        are under way may hang, and are not waited for."""
         try:
             if self._used:
+                if self._threads is not None:
+                    self._threads.close()
+                    self._threads = Threads(f"kvcore-{self._name}", 1)
                 await self._call(self.storage.close)
         finally:
             if self._threads is not None:

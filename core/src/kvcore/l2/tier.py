@@ -138,7 +138,9 @@ class Tier:
             if error.settled is None:
                 raise
             await asyncio.wait((error.settled,))
-            await asyncio.shield(error.settled)
+            if error.settled.cancelled():
+                raise StorageUnavailable("it was still being opened when its time was up") from error
+            error.settled.result()
         self._opened = True
         self._calls.opened()
         if self._memory is not None:

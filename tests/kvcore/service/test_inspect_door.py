@@ -215,6 +215,24 @@ def test_a_folder_that_is_gone_does_not_keep_a_cache_open(
     assert not [record for record in caplog.records if record.exc_info]
 
 
+def test_for_want_of_a_thread_there_is_no_door_and_all_else_goes_on(
+    run: Path, config: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Lacking(threading.Thread):
+        def start(self) -> None:
+            if self.name == "kvcore-inspect":
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    monkeypatch.setattr(door.threading, "Thread", Lacking)
+    engine = open_engine(str(config), name="test")
+    try:
+        assert "cannot ask this cache: can't start new thread" in caplog.text
+        assert not list(run.iterdir())
+    finally:
+        engine.close()
+
+
 def test_one_request_that_cannot_be_told_takes_no_other_with_it(engine: CacheEngine) -> None:
     space = engine.register(spec())
     engine.release(engine.lookup(space, hashes(), 0, Asked("req\ud800", adapter="\udfff" * 1000)))

@@ -1,5 +1,6 @@
 """Who may ask what, and what becomes of requests that are none."""
 
+import asyncio
 import http.client
 import json
 import socket
@@ -13,13 +14,14 @@ import pytest
 from http_client import TOKEN, Client
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from pydantic import ValidationError
+from starlette.requests import Request
 
 from kvcore.api import ConfigError
 from kvcore.cli import main
 from kvcore.config import HttpConfig, load_config
 from kvcore.plugins import Registry
 from kvcore.service import open_engine
-from kvcore.service.http import routes, runner
+from kvcore.service.http import guard, routes, runner
 from kvcore.service.http.models import TenantsQuery
 from kvcore.service.problems import Problem
 from kvcore.testing.chunks import hashes, spec
@@ -326,3 +328,15 @@ def test_a_query_is_looked_through_once_however_long_it_is() -> None:
     with pytest.raises(Problem, match="given twice: limit"):
         routes._query(TenantsQuery, request)
     assert items.looks < 5
+
+
+def test_who_leaves_in_the_midst_of_a_body_is_refused_and_no_bug() -> None:
+    said: list[Any] = [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+
+    async def receive() -> Any:
+        return said.pop(0)
+
+    headers = [(b"content-type", b"application/json")]
+    request = Request({"type": "http", "method": "POST", "path": "/clear", "headers": headers}, receive)
+    with pytest.raises(Problem, match="has left before the end"):
+        asyncio.run(guard.body(request, 100))

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Collection
 from urllib.parse import unquote_to_bytes
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvcore.service.problems import Problem
@@ -104,11 +104,14 @@ async def body(request: Request, most: int) -> bytes:
             415, "not-json", f"send JSON with the header Content-Type: application/json, not {kind or 'none'}"
         )
     data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > most:
-            text = f"a body has at most {most} bytes"
-            raise Problem(413, "too-large", text, headers={"Connection": "close"})
+    try:
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > most:
+                text = f"a body has at most {most} bytes"
+                raise Problem(413, "too-large", text, headers={"Connection": "close"})
+    except ClientDisconnect:
+        raise Problem(400, "cut-short", "who asks has left before the end of the body") from None
     return bytes(data)
 
 

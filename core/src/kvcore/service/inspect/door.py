@@ -54,7 +54,7 @@ def show(subject: Subject) -> "Door | None":
 
 
 class Door:
-    """Open from its making on. Raises `OSError` when there is no place for the socket.
+    """Open from its making on. Raises `OSError` when there is no place for the socket, or no thread.
 
     Attributes:
         path: of the socket.
@@ -70,13 +70,17 @@ class Door:
         self._socket = socket.socket(socket.AF_UNIX)
         try:
             self.path = _listen(self._socket, folder.made(), subject.name)
+            try:
+                threading.Thread(target=self._serve, name="kvcore-inspect", daemon=True).start()
+            except RuntimeError as error:
+                self.path.unlink()
+                raise OSError(errno.EAGAIN, str(error)) from error
         except BaseException:
             self._socket.close()
             raise
         _doors.add(self)
         subject.at_end(self.close)
         atexit.register(self.close)
-        threading.Thread(target=self._serve, name="kvcore-inspect", daemon=True).start()
 
     def close(self) -> None:
         """Nobody can ask any more, once who records has the last requests. Idempotent; in a fork the socket stays the

@@ -21,10 +21,12 @@ from served import Child, back, blocks, connected, contents, engine_of, hashes, 
 
 from kvcore import __version__
 from kvcore.api import ServiceError
+from kvcore.builtin.memory import MemoryStorage
 from kvcore.config import Address
 from kvcore.engine import CacheEngine
 from kvcore.service import open_engine, wire
 from kvcore.service.address import Listener
+from kvcore.service.client import RemoteEngine
 from kvcore.service.connection import Connection
 from kvcore.service.server import STALLED_S, Server
 from kvcore.service.session import Session
@@ -97,9 +99,9 @@ def test_a_server_that_ends_leaves_anothers_socket(folder: Path) -> None:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Server]:
+def serving(folder: Path, **flags: Any) -> Iterator[Server]:
     """A server in this process."""
-    engine = CacheEngine.open(flags={"l1.size": "8MiB", "l2": "[]"})
+    engine = CacheEngine.open(flags={"l1.size": "8MiB", "l2": "[]", "lookup_timeout": "20s", **flags})
     listener = Listener(Address(path=str(folder / "in.sock")))
     made = Server(engine, [listener])
     thread = threading.Thread(target=made.run)
@@ -206,4 +208,39 @@ def test_lookups_that_wait_cost_the_others_nothing(folder: Path) -> None:
         times = waits.times
         until(lambda: waits.times > times, "it is looked after while nobody asks")
         server.post(lambda: server._searching.discard(waits))
+        engine.close()
+
+
+def test_a_lookup_that_takes_longer_than_a_lease_is_no_miss(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is resident stays leased meanwhile, and what the tiers give is leased from then on."""
+    go, renewed = threading.Event(), list[Any]()
+    load, renew = MemoryStorage.load, CacheEngine.renew
+
+    def late(*arguments: Any) -> Any:
+        go.wait(10)
+        return load(*arguments)
+
+    def renewing(engine: CacheEngine, lookup: Any) -> bool:
+        renewed.append(lookup)
+        return renew(engine, lookup)
+
+    monkeypatch.setattr(MemoryStorage, "load", late)
+    monkeypatch.setattr(CacheEngine, "renew", renewing)
+    with serving(folder, l2="[{storage: memory}]") as server:
+        flags = {"server": str(server.addresses[0]), "server.timeout": "10s", "min_object_size": "128KiB"}
+        engine = open_engine(flags=flags)
+        assert isinstance(engine, RemoteEngine)
+        space = engine.register(spec())
+        back(engine)
+        put(engine, space, hashes())
+        engine.drain()
+        engine.clear(space)
+        lookup = engine.lookup(space, hashes())
+        assert lookup.poll() is None
+        until(lambda: renewed, "its leases begin anew while it waits")
+        lookup._leased -= 10 * server.engine.manager.config.l1.lease  # as if it had been asked so long ago
+        go.set()
+        assert lookup.wait(10)
+        assert lookup.poll() == 8
+        engine.release(lookup)
         engine.close()

@@ -1,5 +1,6 @@
 """A client hears what comes into the server's cache and leaves it, of its own spaces."""
 
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -7,6 +8,8 @@ from served import back, connected, contents, engine_of, hashes, put, spec, unti
 
 from kvcore.api import ObjectEvent, ObjectKey
 from kvcore.service import wire
+from kvcore.service.client import RemoteEngine
+from kvcore.service.link import Link
 from kvcore.service.news import MAX_OBJECTS, Box
 from kvcore.testing.servers.kvcore import KVCoreServer
 
@@ -85,6 +88,41 @@ def test_a_new_server_makes_all_that_was_heard_untrue(server: KVCoreServer) -> N
         engine.hear()
     assert (holdings.lost_times, holdings.held) == (2, set())
     engine.close()
+
+
+def test_who_begins_to_listen_while_a_connection_is_made_misses_nothing(
+    server: KVCoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holdings, listening = Holdings(), list[threading.Thread]()
+
+    class Made(Link):
+        @property
+        def alive(self) -> bool:
+            """Asked for as the last thing before it is used."""
+            if self._alive and not listening:
+                listening.append(threading.Thread(target=lambda: opened().observe("test", holdings)))
+                listening[0].start()
+                listening[0].join(1)  # it is done, or waits for us
+            return self._alive
+
+        @alive.setter
+        def alive(self, value: bool) -> None:
+            self._alive = value
+
+    def opened() -> RemoteEngine:
+        until(lambda: engines, "the engine is there")
+        return engines[0]
+
+    engines: list[RemoteEngine] = []
+    monkeypatch.setattr("kvcore.service.client.Link", Made)
+    engines.append(engine_of(server))
+    back(engines[0])
+    listening[0].join()
+    space = engines[0].register(spec())
+    put(engines[0], space, hashes(3))
+    engines[0].hear()
+    assert holdings.of("l1") == set(hashes(3))
+    engines[0].close()
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -18,6 +18,7 @@ from kvcore.observe import Asked, Decision, Decisions, Metrics, Throttle
 from kvcore.observe.savings import count_saved
 from kvcore.plugins import Registry
 from kvcore.service import wire
+from kvcore.service.copies import load_copies, spans_of, store_copies
 from kvcore.service.greeting import hello_of
 from kvcore.service.keeper import Keeper
 from kvcore.service.link import Link
@@ -179,23 +180,8 @@ class RemoteEngine:
     def _plan_loads(
         self, lookup: RemoteLookup, groups: Sequence[wire.Slots], first_block: int, block_ids: Sequence[Sequence[int]]
     ) -> list[Copy]:
-        blocks, first = lookup.space.chunk_blocks, lookup.first
-        make = Copy._make
-        copies = []
-        loaded = []
-        for g, (ids, found) in enumerate(zip(block_ids, groups, strict=True)):
-            slots, generations = wire.unpack_slots(found.slots), wire.unpack_slots(found.generations)
-            indexes = wire.unpack_indexes(found.indexes) if found.indexes else range(len(slots))
-            total = 0
-            for i, slot, generation in zip(indexes, slots, generations, strict=True):
-                at = (first + i) * blocks
-                skip = max(0, first_block - at)
-                chosen = tuple(ids[at + skip : at + blocks]) if skip < blocks else ()
-                if chosen and (chosen[0] >= 0 or max(chosen) >= 0):
-                    copies.append(make((g, slot, generation, skip, chosen)))
-                    total += len(chosen)
-            loaded.append(total)
-        tokens = max(loaded) * lookup.space.spec.block_tokens  # a window holds only the last of them
+        copies, loaded = load_copies(lookup, groups, first_block, block_ids)
+        tokens = loaded * lookup.space.spec.block_tokens
         if not lookup.use(tokens):
             raise LeaseError("the lookup's leases have ended")
         coming = lookup.coming.sources if lookup.coming is not None else {}
@@ -240,7 +226,7 @@ class RemoteEngine:
         parent = [hashes[first - 1]] if first > 0 and count else []
         if len(block_ids) != groups or not spaces.can_name_chunks([*parent, *wanted]):
             return self._plan(0, [], {"refused": max(0, last - first) * groups}, "")
-        spans = [_spans(ids[first * blocks : (first + count) * blocks], blocks, count) for ids in block_ids]
+        spans = [spans_of(ids[first * blocks : (first + count) * blocks], blocks, count) for ids in block_ids]
         no_block = sum(span is None for group in spans for span in group)
         skipped = {"no_block": no_block} if no_block else {}
         if end < last:
@@ -265,17 +251,7 @@ class RemoteEngine:
             return self._plan(0, [], {**skipped, "no_server": asked}, "")
         for reason, n in answer.skipped.items():
             skipped[reason] = skipped.get(reason, 0) + n
-        copies = [
-            Copy(g, slot, generation, 0, span)
-            for g, found in enumerate(answer.groups)
-            for i, slot, generation in zip(
-                wire.unpack_indexes(found.indexes) if found.indexes else itertools.count(),
-                wire.unpack_slots(found.slots),
-                wire.unpack_slots(found.generations),
-                strict=False,
-            )
-            if (span := spans[g][i]) is not None
-        ]
+        copies = store_copies(answer.groups, spans)
         plan_id = next(self._ids) if answer.plan else 0
         if plan_id:
             self._plans[plan_id] = (link, answer.plan, len(copies), self.decisions.latest(request))
@@ -301,9 +277,10 @@ class RemoteEngine:
     def observe(self, name: str, observer: Any) -> None:
         """Have `observer`'s methods `stored(events)` and `evicted(events)` called by `hear`, of this engine's spaces,
         and `lost()` when what was told so far may be no longer true."""
-        self._observer = observer
-        if self._link is not None:
-            self._link.tell(wire.News(0))
+        with self._lock:  # a connection that is just being made asks for news, or we do
+            self._observer = observer
+            if self._link is not None:
+                self._link.tell(wire.News(0))
 
     def hear(self) -> None:
         """Ask the server what has come and gone since the last time. Call it from one thread at a time."""
@@ -505,14 +482,6 @@ class RemoteEngine:
 
 def _nothing() -> None:
     pass
-
-
-def _spans(ids: Sequence[int], blocks: int, count: int) -> list[tuple[int, ...] | None]:
-    """The block ids of each chunk, or None for one that has not all of them."""
-    spans: list[tuple[int, ...] | None] = [tuple(ids[at : at + blocks]) for at in range(0, count * blocks, blocks)]
-    if count and (len(ids) < count * blocks or min(ids) < 0):
-        return [span if span and len(span) == blocks and min(span) >= 0 else None for span in spans]
-    return spans
 
 
 _engines: "weakref.WeakSet[RemoteEngine]" = weakref.WeakSet()

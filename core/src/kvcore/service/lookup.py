@@ -129,6 +129,7 @@ class RemoteLookup:
         self.misses = reply.misses
         self.broke, self.blame = reply.broke, reply.blame
         self.groups = reply.groups
+        self._leased = max(self._leased, min(reply.leased, time.monotonic()))
         self._finish(self.first + reply.chunks)
 
     def lose(self, reason: str) -> None:

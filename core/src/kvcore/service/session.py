@@ -100,7 +100,9 @@ class Session:
         """Answer the lookups that have waited for too long, because something holds the tiers' loop."""
         for number, lookup in list(self.waiting.items()):
             if lookup.poll() is not None:
-                self._later(partial(self._answer, number))  # the client may be gone
+                self._later(partial(self._answer_late, number))  # the client may be gone
+            else:
+                self._engine.renew(lookup)  # the tiers may take longer than its leases last
 
     def status(self) -> dict[str, Any]:
         """Plain values, for people."""
@@ -174,9 +176,15 @@ class Session:
     def _answered(self, number: int) -> None:
         """From any thread; on the server's, whoever asks sees it."""
         if threading.get_ident() != self._thread:
-            self._later(partial(self._answer, number))
+            self._later(partial(self._answer_late, number))
 
-    def _answer(self, number: int) -> None:
+    def _answer_late(self, number: int) -> None:
+        lookup, now = self.waiting.get(number), time.monotonic()
+        if lookup is not None:
+            lookup.poll()  # which begins the time of its leases anew
+            self._answer(number, now)
+
+    def _answer(self, number: int, leased: float = 0.0) -> None:
         lookup = self.waiting.pop(number, None)
         if lookup is None or lookup.answer is None:
             return  # answered at once, or released since
@@ -185,7 +193,7 @@ class Session:
             del self._lookups[number]
         groups = [_slots(self._engine, found, chunks) for found in lookup.objects] if chunks else []
         found = wire.Found(
-            number, chunks, lookup.held, lookup.sources, lookup.misses, groups, lookup.broke, lookup.blame
+            number, chunks, lookup.held, lookup.sources, lookup.misses, groups, lookup.broke, lookup.blame, leased
         )
         self._connection.send(found)
 

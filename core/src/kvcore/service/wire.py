@@ -9,7 +9,7 @@ Hashes travel as one range of bytes, `hash_bytes` each; slots, generations and i
 
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any, TypeVar
 
@@ -20,11 +20,10 @@ from kvcore.engine import Asked, ModelSpec
 from kvcore.engine.attach import LENGTH, PROTOCOL, Attach, Attached, Refused
 from kvcore.engine.space import MAX_GROUPS
 from kvcore.observe.decisions import kept_word
+from kvcore.service.frames import MAX_FRAME, Frames, ProtocolError
 
-__all__ = ["LENGTH", "PROTOCOL", "Attach", "Attached", "Refused"]
+__all__ = ["LENGTH", "MAX_FRAME", "PROTOCOL", "Attach", "Attached", "Frames", "ProtocolError", "Refused"]
 
-MAX_FRAME = 8 << 20
-"""Bytes of the longest message."""
 MAX_HASHES = 16384
 """Hashes of the longest lookup or store: its client asks for the front of a longer one. More would take the server's
 one thread from others for longer than a few milliseconds."""
@@ -47,10 +46,6 @@ Name = Annotated[str, msgspec.Meta(max_length=4096)]
 Word = Annotated[str, msgspec.Meta(max_length=MAX_WORD)]
 HashBytes = Annotated[int, msgspec.Meta(ge=MIN_HASH_BYTES, le=MAX_HASH_BYTES)]
 Packed = Annotated[bytes, msgspec.Meta(max_length=MAX_FRAME)]
-
-
-class ProtocolError(Exception):
-    """The other side does not keep to the protocol: its connection is closed."""
 
 
 # -- first messages ----------------------------------------------------------------------------------------------------
@@ -294,7 +289,8 @@ class Found(Reply, tag="found"):
     """A lookup's answer: of its hashes the first `chunks` can be retrieved, or with `each` those in `groups`.
 
     Args:
-        held: whether there are leases to release. sources, misses, broke, blame: see `EngineLookup`.
+        held: whether there are leases to release. sources, misses, broke, blame: see `EngineLookup`. leased: when they
+            began, by the monotonic clock of this machine; 0: with the question.
     """
 
     id: int
@@ -305,6 +301,7 @@ class Found(Reply, tag="found"):
     groups: list[Slots]
     broke: str = ""
     blame: str = ""
+    leased: float = 0.0
 
 
 class Coming(Reply, tag="coming"):
@@ -417,37 +414,6 @@ def frame(message: msgspec.Struct) -> bytearray:
     _encoder.encode_into(message, buffer, LENGTH.size)
     LENGTH.pack_into(buffer, 0, len(buffer) - LENGTH.size)
     return buffer
-
-
-class Frames:
-    """Cuts what arrives into messages. Never holds more than a frame and what came with it."""
-
-    def __init__(self, limit: int = MAX_FRAME) -> None:
-        self.limit = limit
-        """The longest frame that is taken from here on."""
-        self._rest = bytearray()
-
-    def cut(self, data: memoryview) -> Iterator[memoryview]:
-        """The messages that end in `data`; each is good until the next one is asked for. Raises `ProtocolError` for a
-        frame that is longer than the limit, before any of it is kept."""
-        rest = self._rest
-        if rest:
-            rest += data
-            if len(rest) < LENGTH.size or len(rest) - LENGTH.size < LENGTH.unpack_from(rest)[0] <= self.limit:
-                return  # a long message, not yet all there
-            self._rest = bytearray()
-            data = memoryview(rest)
-        at, end = 0, len(data)
-        while end - at >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(data, at)
-            if length > self.limit:
-                raise ProtocolError(f"a message of {length} bytes, at most {self.limit} are taken")
-            begin = at + LENGTH.size
-            if end - begin < length:
-                break
-            at = begin + length
-            yield data[begin:at]
-        self._rest += data[at:]
 
 
 def pack_slots(values: Sequence[int]) -> bytes:

@@ -148,6 +148,16 @@ def test_what_is_asked_of_it_ends_first(make: Any) -> None:
     engine.release(lookup)
 
 
+def test_what_a_removed_tier_had_delivered_brings_none_of_its_gauges_back(make: Any) -> None:
+    """A lookup counts what it had from a tier when it has all of it, from others, too."""
+    engine, _ = make("[{name: far, storage: memory}]")
+    (far,) = engine.manager.tiers
+    engine.manager.remove_tier("far")
+    for _ in range(8):
+        far.delivered(1 << 20, 0.1)
+    assert not [name for name in engine.metrics.values() if name.startswith("kvcore_tier_load_")]
+
+
 def test_traffic_goes_on_while_tiers_come_and_go(make: Any) -> None:
     """Every lookup is answered, and what it promises is right, whatever the tiers do."""
     engine, space = make("[{name: base, storage: {plugin: faulty, storage: memory, latency: 2ms}}]")

@@ -292,7 +292,7 @@ class Tier:
     def delivered(self, nbytes: int, seconds: float, *, probe: bool = False) -> None:
         """All that one lookup had from this tier, in how long; `probe`: nobody waited for it."""
         (self._speed.probed if probe else self._speed.loaded)(nbytes, seconds)
-        if self._speed.known:
+        if self._speed.known and not self._closed:  # gauges that have ended must not come back
             self._metrics.set("tier_load_latency_seconds", self._speed.latency_s, self.name)
             if self._speed.seconds_per_byte:
                 self._metrics.set("tier_load_bytes_per_second", 1 / self._speed.seconds_per_byte, self.name)

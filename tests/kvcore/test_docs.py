@@ -40,19 +40,17 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 there = (root / first.removeprefix("# in: ")).read_text().splitlines()
                 assert set(lines) <= set(there), f"{first}: the guide shows lines that new-plugin does not write"
                 continue
+            if first.startswith("# add to: "):
+                with (root / first.removeprefix("# add to: ")).open("a") as there_already:
+                    there_already.write("\n".join(("", *lines, "")))
+                continue
             assert first.startswith("# file: "), f"a block of the guide does not say which file it is: {first!r}"
             path = root / first.removeprefix("# file: ")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block)
             files += 1
     assert files >= 16
-    extra = {
-        "serde": ["xor"],
-        "eviction": ["oldest"],
-        "keys": ["chain"],
-        "hooks": ["observer", "readonly"],
-        "command": ["vacuum"],
-    }
+    extra = {"serde": ["xor"], "eviction": ["oldest"], "keys": ["chain"], "hooks": ["observer", "readonly"]}
     with (root / "pyproject.toml").open("a") as toml:
         for kind, names in extra.items():
             toml.write(f'\n[project.entry-points."kvcore.{kind}"]\n')

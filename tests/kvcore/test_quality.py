@@ -107,6 +107,27 @@ def test_what_it_lacks_is_named(
     assert level(criteria) == reached
 
 
+def test_a_command_is_shown_as_it_is_written(site: Path) -> None:
+    plugin = """
+from kvcore.api import ApiVersion, Command, Component, hookimpl
+class Greet(Command):
+    help = "greet"
+    def add_arguments(self, parser): ...
+    def run(self, args): return 0
+@hookimpl
+def kvcore_command():
+    return Component(api=ApiVersion(1, 0), factory=Greet)
+"""
+
+    def readme(name: str, text: str) -> bool:
+        modules = {f"{name}_plugin": plugin}
+        dist(site, name, {"kvcore.command": {name: f"{name}_plugin"}}, modules, text=text)
+        return {c.name: c.met for c in judge("command", name)}["readme"]
+
+    assert readme("hail", "Run `kvcore hail`.")
+    assert not readme("wave", "```yaml\nwave: 1\n```")
+
+
 def test_tests_beside_the_source_count(site: Path, tmp_path: Path) -> None:
     """A package installed from a folder: its project's tests, or in a repository of several, the repository's."""
     judged(site, test="")

@@ -388,8 +388,8 @@ def test_a_tier_that_cannot_be_measured_is_left_out(llama: str, capsys: Any, tmp
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--model", "nowhere"], "nowhere cannot be read: No such file"),
-        (["nowhere"], "MODEL nowhere: nowhere cannot be read: No such file"),
+        (["--model", "nowhere"], "nowhere is not there, and the hub"),
+        (["nowhere"], "MODEL nowhere: nowhere is not there, and the hub"),
         (["--model", "bad.json"], "bad.json is no config.json"),
         (["--model", "list.json"], "list.json is no config.json: it holds no mapping"),
         (["--model", "llama", "--tp", "3"], "--tp 3: it must divide the model's 32 attention heads"),
@@ -445,3 +445,21 @@ def test_the_page_shows_what_is_printed(llama: str, capsys: Any) -> None:
     for flag in re.findall(r"^\| `(--[a-z-]+)", page, re.M):
         assert main(["plan", "--help"]) == 0
         assert flag in capsys.readouterr().out
+
+
+def test_a_model_by_its_name_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That of a model which an engine of this user has downloaded."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "team/llama"]) == 1
+    assert "the hub's cache of this machine and user has no model of that name" in capsys.readouterr().err
+    repository = tmp_path / "hub" / "models--team--llama"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    (repository / "snapshots" / "abc").mkdir(parents=True)
+    (repository / "snapshots" / "abc" / "config.json").write_text(json.dumps(LLAMA_8B))
+    assert main(["plan", "team/llama", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kv"]["token_bytes"] == 128 * KIB

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcore.api.errors import ConfigError
+from kvcore.cli.kit.hub import cached
 
 _CLASSES = ("TokenizersBackend", "PreTrainedTokenizer", "Qwen2Tokenizer")
 """Those that take a `tokenizer.json` as it is, or build the same again. Others may change it."""
@@ -93,13 +94,8 @@ class Tokenizer:
     def _folder(self) -> Path | None:
         if os.path.isdir(self._where):
             return Path(self._where)
-        try:
-            from huggingface_hub import try_to_load_from_cache
-
-            found = try_to_load_from_cache(self._where, "tokenizer.json")
-        except (ImportError, ValueError):  # no hub's cache, or no name of it
-            return None
-        return Path(found).parent if isinstance(found, str) else None
+        found = cached(self._where, "tokenizer.json")
+        return found.parent if found is not None else None
 
     def _transformers(self, chat: bool = False) -> Any:
         if self._whole is None:

@@ -71,7 +71,9 @@ def _show(registry: Registry, args: argparse.Namespace) -> int:
     for entry in shown:
         api = f", API {entry['api']}" if entry["api"] else ""
         print(f"{entry['kind']} {entry['name']}: {entry['distribution']} {entry['version']} ({entry['module']}){api}")
-        if entry["options"]:
+        if entry["kind"] == "command":
+            print(f"kvcore {entry['name']} --help says what it takes")
+        elif entry["options"]:
             table(
                 ("OPTION", "TYPE", "DEFAULT", ""),
                 [(o["name"], _bare(o["type"]), _default(o), _bare(o["description"])) for o in entry["options"]],

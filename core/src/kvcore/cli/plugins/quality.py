@@ -115,7 +115,10 @@ def _package(info: PluginInfo, suite: str | None) -> Iterator[Criterion]:
         yield Criterion("silver", "conformance", tested, text)
     own = any(isinstance(n, ast.FunctionDef) and n.name.startswith("test_") for t in tests for n in ast.walk(t))
     yield Criterion("gold", "own tests", info.builtin or own, "there are tests of its own, beside the suite")
-    if info.kind != "engine":  # an engine's connector stands in no file of ours
+    if info.kind == "command":
+        shown = f"kvcore {info.name}" in str(fields.get("description", ""))
+        yield Criterion("gold", "readme", info.builtin or shown, f"its README shows `kvcore {info.name}`")
+    elif info.kind != "engine":  # an engine's connector stands in no file of ours
         blocks = re.findall(r"^```ya?ml$(.*?)^```$", str(fields.get("description", "")), re.S | re.M)
         shown = any(re.search(rf"(?<![\w-]){re.escape(info.name)}(?![\w-])", block) for block in blocks)
         text = f"its README has a YAML example that names {info.name}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvcore.api import ConfigError
 from kvcore.cli.kit.configured import add_set, flags
+from kvcore.cli.kit.hub import cached
 from kvcore.cli.kit.output import print_json
 from kvcore_bench.plan import costs, speeds
 from kvcore_bench.plan.advice import advise
@@ -127,9 +128,16 @@ def _read(path: str) -> dict[str, Any]:
     file = Path(path).expanduser()
     if file.is_dir():
         file /= "config.json"
+    elif not file.exists() and (of_hub := cached(path, "config.json")) is not None:
+        file = of_hub
     try:
         with file.open("rb") as stream:
             data = stream.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"MODEL {path}: {file} is not there, and the hub's cache of this machine and user has no model of that name: "
+            "give its config.json, or the folder that has it"
+        ) from None
     except OSError as e:
         raise ConfigError(f"MODEL {path}: {file} cannot be read: {e.strerror}") from None
     try:

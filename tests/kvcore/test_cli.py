@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -522,7 +523,7 @@ def test_doctor_warns_of_what_a_configuration_promises_too_much(tmp_path, capsys
             f"l2=[{{storage: memory}}, {{storage: {{plugin: memory, capacity: 900TiB}}}}, "
             f"{{storage: {{plugin: disk, path: {tmp_path}/x, capacity: 900TiB}}}}, "
             f"{{storage: {{plugin: disk, path: {tmp_path}/y/../x}}}}]",
-            code=1,  # torch was "not looked at"
+            code=int(find_spec("torch") is not None),  # where it is installed, it was "not looked at"
         )
     assert "l1.size is 2 MiB: room for a few objects" in found["l1"]
     assert f"metrics_port {port} cannot be served: Address already in use" in found["metrics"]

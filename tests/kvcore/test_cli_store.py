@@ -519,7 +519,9 @@ class Blocking(Base, BlockingStorage):
         if self.how == "breaks": raise RuntimeError("a bug")
     def exists(self, keys): return [False] * len(keys)
     def load(self, items):
-        if self.how == "slow": time.sleep(0.5)
+        if self.how == "slow":
+            open("begun", "w").close()
+            time.sleep(0.5)
         if self.how == "fails": raise StorageError("the cable is out")
         if self.how == "holes": raise OSError(5, "Input/output error")
         if self.how == "lies": return [Loaded(1 << 40) for _ in items]
@@ -652,11 +654,13 @@ def test_a_call_that_hangs_has_a_deadline(
 def test_stopped_midway(odd: None, tmp_path: Path, number: signal.Signals, status: int) -> None:
     configure(tmp_path, "slow")
     words = [sys.executable, "-m", "kvcore", "store", "verify", "--config", "kvcore.yaml", "--tier", "odd"]
-    begun = time.monotonic()
     with subprocess.Popen(
         words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_env()
     ) as process:
-        time.sleep(3)
+        while not (tmp_path / "begun").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        begun = time.monotonic()
         process.send_signal(number)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (status, "")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_engine import contents, hashes, opened, put, spec
+from test_engine import FULL, contents, hashes, opened, put, spec
 
 from kvcore.api import ConfigError, Entry, Failed, ObjectKey, Stored
 from kvcore.builtin.eviction_lru import LruPolicy
@@ -75,6 +75,22 @@ def test_a_burst_evicts_its_own_and_nobody_sees_anothers(make: Make) -> None:
     assert contents(engine, nobody, hashes(32, "n")) == list(range(1, 33))
     assert contents(engine, alice, hashes(12)) == list(range(1, 13))
     assert engine.tenants()["bob"]["l1"].used >= 2 << 20
+
+
+def test_whose_a_namespace_is_is_known_as_long_as_one_of_its_groups_holds_something(make: Make) -> None:
+    engine = make("l2: []\ntenants: {alice: {l1: 2MiB}}\n")
+    space = engine.register(spec(FULL, FULL), "alice")
+    tenancy, first, second = engine.manager.tenancy, *(engine.object_space(space, group) for group in (0, 1))
+    for each in (first, second):
+        lease, _, _ = engine.l1.reserve_write(each, hashes(2))
+        engine.l1.finish_write(lease)
+    tenancy.held = lambda namespace: False  # its engine has gone
+    for emptied, known in ((first, "alice"), (second, "")):
+        assert engine.l1.delete(emptied, hashes(2)) == 2
+        engine.l1._few_spaces = 0
+        tenancy.forget()
+        assert tenancy.tenant(space.namespace) == known
+    assert tenancy.bound() == {}
 
 
 def test_who_reserves_without_end_starves_itself_only(make: Make) -> None:

@@ -89,9 +89,11 @@ class Tenancy:
         self.forgotten(gone)
         for space in gone:
             self._layouts.pop(space, None)
-            if not self.held(space.namespace) and self._tenants.pop(space.namespace, None) is not None:
+        others = {space.namespace for space in list(self._layouts)}  # other groups' spaces, which hold something
+        for namespace in {space.namespace for space in gone} - others:
+            if not self.held(namespace) and self._tenants.pop(namespace, None) is not None:
                 for capacity in self._capacities():
-                    self._loop.post(capacity.unbind, space.namespace)
+                    self._loop.post(capacity.unbind, namespace)
 
     def usage(self) -> dict[str, dict[str, Usage]]:
         """Tenant -> place (`l1` or a tier's name) -> what it holds there and may. Only places that are divided.

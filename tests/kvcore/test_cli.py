@@ -101,6 +101,52 @@ def test_a_command_that_does_not_import_hurts_no_other(site, capsys):
     assert main(["plugins", "list"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("of_class", "said"),
+    [
+        ("pass", "has no attribute 'help'"),
+        ("help = 5", "its help is 5: it must be a line of text"),
+        ("help = ''", "its help is '': it must be a line of text"),
+        ("help = property(lambda self: 1 / 0)", "failed: ZeroDivisionError: division by zero, at "),
+    ],
+)
+def test_a_command_without_a_help_hurts_no_other(site, capsys, of_class, said):
+    source = COMMAND.replace('help = "greet 100% of them"', of_class)
+    dist(site, "kvcore-acme", {"kvcore.command": {"greet": "acme_greet"}}, {"acme_greet": source})
+    assert main(["--help"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "greet cannot be used: command plugin 'greet' (kvcore-acme 1.0)" in out
+    assert "doctor" in out
+    assert main(["greet", "all"]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_commands_help_does_nothing_to_the_terminal(site, capsys):
+    source = COMMAND.replace("greet 100% of them", "100% \\x1b[2J\\u202e\\udcff of %(prog)s\\n all")
+    dist(site, "kvcore-acme", {"kvcore.command": {"greet": "acme_greet"}}, {"acme_greet": source})
+    assert main(["--help"]) == 0
+    assert "greet 100% ?[2J?? of %(prog)s all" in " ".join(capsys.readouterr().out.split())
+    assert main(["greet", "--help"]) == 0
+    assert "100% ?[2J?? of %(prog)s all" in capsys.readouterr().out
+
+
+def test_what_a_command_raises_names_it(site, capsys):
+    raising = COMMAND.replace("raise ConfigError(", "raise KeyError(")
+    dist(site, "kvcore-acme", {"kvcore.command": {"greet": "acme_greet"}}, {"acme_greet": raising})
+    assert main(["greet", "nobody"]) == 1
+    assert re.fullmatch(
+        r"kvcore: command plugin 'greet' \(kvcore-acme 1.0\) failed: KeyError: .*, at .*acme_greet.py:\d+\n",
+        capsys.readouterr().err,
+    )
+
+
+def test_a_command_may_call_an_argument_words(site, capsys):
+    source = COMMAND.replace("words_follow = True", "").replace('"whom")', '"whom"); parser.add_argument("words")')
+    dist(site, "kvcore-acme", {"kvcore.command": {"greet": "acme_greet"}}, {"acme_greet": source})
+    assert main(["greet", "all", "twice"]) == 0
+    assert capsys.readouterr().out == "hello all twice\n"
+
+
 def test_a_command_cannot_take_the_place_of_the_cores(site, capsys):
     dist(site, "kvcore-acme", {"kvcore.command": {"plugins": "acme_greet"}}, {"acme_greet": COMMAND})
     assert main(["plugins", "list"]) == 0

@@ -753,7 +753,11 @@ def test_a_failing_batch_ends_the_others() -> None:
         (["top", "my.yml"], 2, "kvcore top: error: unrecognized arguments: my.yml\n"),
         (["store", "ls", "--teir"], 2, "kvcore store ls: error: unrecognized arguments: --teir (did you mean --tier?)"),
         (["run", "vllm", "--conf=x"], 2, "unrecognized arguments: --conf=x (did you mean --config?)"),
-        (["run", "vllm", "--port", "1"], 2, "unrecognized arguments: --port 1: what is the engine's stands behind"),
+        (
+            ["run", "vllm", "--port", "1"],
+            2,
+            "arguments: --port 1: what is another program's stands behind",
+        ),
         (["--verison"], 2, "(did you mean --version?)"),
         (["store", "ls", "disk"], 1, "disk: does not exist"),
         (["store", "rm", "--config", "kvcore.yaml"], 1, "rm: give either --namespace HEX or --all"),

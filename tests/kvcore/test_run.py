@@ -156,7 +156,10 @@ def test_an_engine_that_could_not_work_is_not_started(capsys, monkeypatch):
         (["toy"], "the words of toy's own command are missing: write them behind `--`, as in kvcore run toy -- serve"),
         (["toy", "--via", "side", "--"], "--via side: toy uses kvcore via front or back"),
         (["tyo", "--"], "Did you mean 'toy'?"),
-        (["toy", "serve", "--port", "1"], "unrecognized arguments: serve --port 1: what is the engine's stands behind"),
+        (
+            ["toy", "serve", "--port", "1"],
+            "arguments: serve --port 1: what is another program's stands behind",
+        ),
         (["toy", "--port", "1", "--", "serve"], "unrecognized arguments: --port 1"),
         (["toy", "--set", "l1.size=2", "--", "serve"], "l1.size"),
         (["toy", "--config", "nothere.yaml", "--", "serve"], "nothere.yaml"),

@@ -55,7 +55,8 @@ def _run(arguments: list[str]) -> int:
             leaf = _leaf(parser, args)
             hint = _meant(unknown, leaf, follow=follow)
             leaf.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-        args.words = words
+        if words is not None or args.command in COMMANDS:
+            args.words = words
         if command is None:
             parser.print_help()
             return 2
@@ -103,7 +104,7 @@ def _meant(unknown: list[str], parser: argparse.ArgumentParser, *, follow: bool)
     file = next((word for word in unknown if word.endswith((".yaml", ".yml"))), None)
     if file is not None and "--config" in options:  # there are other words, and FILE is taken by the flag only
         return f" (did you mean --config {file}?)"
-    return ": what is the engine's stands behind `--`" if follow else ""
+    return ": what is another program's stands behind `--`" if follow else ""
 
 
 def _parser(name: str | None) -> tuple[argparse.ArgumentParser, Any]:
@@ -128,6 +129,7 @@ def _parser(name: str | None) -> tuple[argparse.ArgumentParser, Any]:
         parser.epilog = extra.to_install(sub.choices)
     elif name not in COMMANDS:
         command = extra.command(name, COMMANDS)
-        child = sub.add_parser(name, description=command.help, allow_abbrev=False)
+        description = command.help.replace("%", "%%") if "%(prog)" in command.help else command.help
+        child = sub.add_parser(name, description=description, allow_abbrev=False)
         command.add_arguments(child)
     return parser, command

@@ -1,17 +1,62 @@
 """Commands of packages of their own: plugins of the kind `command`."""
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvcore.api.command import Command
-from kvcore.api.errors import PluginError
+from kvcore.api.errors import KVCoreError, PluginError
 
 if TYPE_CHECKING:
-    from kvcore.plugins import Registry
+    from kvcore.plugins import PluginInfo, Registry
+
+T = TypeVar("T")
 
 
 class NoSuchCommand(PluginError):
     """Nobody offers it. The text says what was meant, or what to install."""
+
+
+class Offered:
+    """A command of a plugin. What it raises that no command should is a `PluginError` that names the plugin.
+
+    Attributes:
+        help: its line, for a terminal.
+        words_follow: see `Command`.
+    """
+
+    def __init__(self, registry: "Registry", name: str) -> None:
+        """Import and make it. Raises `PluginError`."""
+        from kvcore.cli.kit.output import printable
+        from kvcore.plugins import PluginSpec
+
+        self._info = registry.find("command", name)
+        self._made: Command = registry.create("command", PluginSpec(name))
+        text: Any = self._guarded(lambda: self._made.help)
+        if not isinstance(text, str) or not text:
+            raise PluginError(f"{_label(self._info)}: its help is {text!r}: it must be a line of text")
+        self.help = printable(" ".join(text.split()))
+        self.words_follow: bool = bool(self._guarded(lambda: self._made.words_follow))
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """See `Command`."""
+        self._guarded(lambda: self._made.add_arguments(parser))
+
+    def run(self, args: Namespace) -> int:
+        """See `Command`."""
+        return self._guarded(lambda: self._made.run(args))
+
+    def _guarded(self, call: Callable[[], T]) -> T:
+        from kvcore.plugins.load import where
+
+        try:
+            return call()
+        except (KVCoreError, OSError):
+            raise
+        except Exception as e:
+            cause = f"{type(e).__name__}: {e}" if str(e) else type(e).__name__
+            place = where(e, self._info.module)
+            raise PluginError(f"{_label(self._info)} failed: {cause}{f', at {place}' if place else ''}") from e
 
 
 def installed() -> Iterator[tuple[str, str]]:
@@ -21,8 +66,8 @@ def installed() -> Iterator[tuple[str, str]]:
     registry = registry_from_env()
     for name in sorted({info.name for info in registry.available("command") if info.status in ("ready", "clash")}):
         try:
-            yield name, str(_made(registry, name).help)
-        except PluginError as e:
+            yield name, Offered(registry, name).help
+        except (KVCoreError, OSError) as e:
             yield name, f"cannot be used: {e}"
 
 
@@ -38,7 +83,7 @@ def to_install(there: Iterable[str]) -> str | None:
     return "\n".join(["in packages of their own:", *lines]) if lines else None
 
 
-def command(name: str, own: Iterable[str]) -> Command:
+def command(name: str, own: Iterable[str]) -> Offered:
     """The command of that name; `own`: those of the core. Raises `NoSuchCommand`, `PluginError`."""
     from kvcore.plugins import registry_from_env
     from kvcore.plugins.known import PACKAGES, how_to_install
@@ -47,7 +92,7 @@ def command(name: str, own: Iterable[str]) -> Command:
     registry = registry_from_env()
     there = {info.name for info in registry.available("command")}
     if name.partition("@")[0] in there:
-        return _made(registry, name)
+        return Offered(registry, name)
     if ("command", name) in PACKAGES:
         raise NoSuchCommand(f"kvcore {name} is in a package of its own: {how_to_install('command', name)}")
     near = nearest(name, {*own, *there, *(known for kind, known in PACKAGES if kind == "command")})
@@ -55,8 +100,5 @@ def command(name: str, own: Iterable[str]) -> Command:
     raise NoSuchCommand(f"there is no command {name!r}: {meant}")
 
 
-def _made(registry: "Registry", name: str) -> Command:
-    from kvcore.plugins import PluginSpec
-
-    made: Command = registry.create("command", PluginSpec(name))
-    return made
+def _label(info: "PluginInfo") -> str:
+    return f"command plugin {info.name!r} ({info.distribution} {info.version})"

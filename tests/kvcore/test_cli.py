@@ -75,7 +75,9 @@ def test_a_command_of_another_package(site, capsys, monkeypatch):
     assert capsys.readouterr().out == "hello all ['-x']\n"
     assert main(["greet@kvcore-acme", "all"]) == 0
     assert main(["--help"]) == 0
-    assert re.search(r"^ +greet +greet 100% of them$", capsys.readouterr().out, re.M)
+    assert "\n  greet (kvcore-acme 1.0)\n" in capsys.readouterr().out
+    assert main(["greet", "--help"]) == 0
+    assert "\n\ngreet 100% of them\n\n" in capsys.readouterr().out
     assert main(["greet", "nobody"]) == 1
     assert capsys.readouterr().err == "kvcore: nobody: greet somebody\n"
     assert main(["greet"]) == 2
@@ -88,16 +90,19 @@ def test_a_command_of_another_package(site, capsys, monkeypatch):
     assert "is blocked here" in capsys.readouterr().err
     assert main(["--help"]) == 0
     assert "greet" not in capsys.readouterr().out
+    monkeypatch.setenv("KVCORE_BLOCK_PLUGINS", "kvcore-bench")
+    assert main(["--help"]) == 0
+    assert "bench" not in capsys.readouterr().out  # it is there
 
 
 def test_a_command_that_does_not_import_hurts_no_other(site, capsys):
     dist(site, "kvcore-acme", {"kvcore.command": {"greet": "acme_broken"}}, {"acme_broken": "import acme_absent"})
     assert main(["--help"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "greet cannot be used: command plugin 'greet' (kvcore-acme 1.0) cannot be imported" in out
+    out = capsys.readouterr().out
+    assert "\n  greet (kvcore-acme 1.0)\n" in out
     assert "doctor" in out
     assert main(["greet"]) == 1
-    assert "acme_absent" in capsys.readouterr().err
+    assert "command plugin 'greet' (kvcore-acme 1.0) cannot be imported" in capsys.readouterr().err
     assert main(["plugins", "list"]) == 0
 
 
@@ -110,22 +115,18 @@ def test_a_command_that_does_not_import_hurts_no_other(site, capsys):
         ("help = property(lambda self: 1 / 0)", "failed: ZeroDivisionError: division by zero, at "),
     ],
 )
-def test_a_command_without_a_help_hurts_no_other(site, capsys, of_class, said):
+def test_a_command_without_a_help(site, capsys, of_class, said):
     source = COMMAND.replace('help = "greet 100% of them"', of_class)
     dist(site, "kvcore-acme", {"kvcore.command": {"greet": "acme_greet"}}, {"acme_greet": source})
-    assert main(["--help"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "greet cannot be used: command plugin 'greet' (kvcore-acme 1.0)" in out
-    assert "doctor" in out
     assert main(["greet", "all"]) == 1
-    assert said in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert err.startswith("kvcore: command plugin 'greet' (kvcore-acme 1.0)")
+    assert said in err
 
 
 def test_a_commands_help_does_nothing_to_the_terminal(site, capsys):
     source = COMMAND.replace("greet 100% of them", "100% \\x1b[2J\\u202e\\udcff of %(prog)s\\n all")
     dist(site, "kvcore-acme", {"kvcore.command": {"greet": "acme_greet"}}, {"acme_greet": source})
-    assert main(["--help"]) == 0
-    assert "greet 100% ?[2J?? of %(prog)s all" in " ".join(capsys.readouterr().out.split())
     assert main(["greet", "--help"]) == 0
     assert "100% ?[2J?? of %(prog)s all" in capsys.readouterr().out
 
@@ -168,7 +169,7 @@ def test_a_command_that_nobody_offers(site, capsys, monkeypatch):
     assert err == f"kvcore: kvcore bench is in a package of its own: {install}\n"
     assert (Path(__file__).parents[2] / "plugins/command_bench/pyproject.toml").is_file()
     assert main(["--help"]) == 0
-    assert "\n  bench, plan, record, replay, simulate: pip install kvcore-bench\n" in capsys.readouterr().out
+    assert f"\n  bench, plan, record, replay, simulate: {install}\n" in capsys.readouterr().out
 
 
 def leaves(parser):

@@ -8,13 +8,10 @@ if TYPE_CHECKING:
 
 
 class Command(ABC):
-    """One command. Its name is the entry point's.
-
-    The module that holds it is imported for `kvcore --help`, too: import what it needs in its methods.
-    """
+    """One command. Its name is the entry point's."""
 
     help: ClassVar[str]
-    """A line for `kvcore --help`: what it does, as a verb, without a full stop."""
+    """A line for `kvcore NAME --help`: what it does, as a verb, without a full stop."""
     words_follow: ClassVar[bool] = False
     """What stands behind `--` is another program's, and becomes `args.words`, a list."""
 

@@ -124,9 +124,7 @@ def _parser(name: str | None) -> tuple[argparse.ArgumentParser, Any]:
             command = import_module(module)
             command.add_arguments(child)
     if not name:
-        for installed, help_text in extra.installed():
-            sub.add_parser(installed, help=help_text.replace("%", "%%"))
-        parser.epilog = extra.to_install(sub.choices)
+        parser.epilog = extra.others()
     elif name not in COMMANDS:
         command = extra.command(name, COMMANDS)
         description = command.help.replace("%", "%%") if "%(prog)" in command.help else command.help

@@ -1,11 +1,12 @@
 """Commands of packages of their own: plugins of the kind `command`."""
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvcore.api.command import Command
 from kvcore.api.errors import KVCoreError, PluginError
+from kvcore.cli.kit.output import printable
 
 if TYPE_CHECKING:
     from kvcore.plugins import PluginInfo, Registry
@@ -27,7 +28,6 @@ class Offered:
 
     def __init__(self, registry: "Registry", name: str) -> None:
         """Import and make it. Raises `PluginError`."""
-        from kvcore.cli.kit.output import printable
         from kvcore.plugins import PluginSpec
 
         self._info = registry.find("command", name)
@@ -59,28 +59,26 @@ class Offered:
             raise PluginError(f"{_label(self._info)} failed: {cause}{f', at {place}' if place else ''}") from e
 
 
-def installed() -> Iterator[tuple[str, str]]:
-    """Name and help of each that there is. What is wrong with one stands in the place of its help."""
+def others() -> str:
+    """For `kvcore --help`: what there is, from metadata alone, and what our packages would bring."""
     from kvcore.plugins import registry_from_env
+    from kvcore.plugins.known import PACKAGES, how_to_install
 
-    registry = registry_from_env()
-    for name in sorted({info.name for info in registry.available("command") if info.status in ("ready", "clash")}):
-        try:
-            yield name, Offered(registry, name).help
-        except (KVCoreError, OSError) as e:
-            yield name, f"cannot be used: {e}"
-
-
-def to_install(there: Iterable[str]) -> str | None:
-    """Which of our packages bring more commands; `there`: those that need none."""
-    from kvcore.plugins.known import PACKAGES
-
+    commands = registry_from_env().available("command")
+    there: dict[str, list[str]] = {}
+    for info in commands:
+        if info.status in ("ready", "clash"):
+            there.setdefault(f"{info.distribution} {info.version}", []).append(info.name)
     lacking: dict[str, list[str]] = {}
-    for (kind, name), distribution in PACKAGES.items():
-        if kind == "command" and name not in there:
-            lacking.setdefault(distribution, []).append(name)
-    lines = [f"  {', '.join(names)}: pip install {distribution}" for distribution, names in lacking.items()]
-    return "\n".join(["in packages of their own:", *lines]) if lines else None
+    for kind, name in PACKAGES:
+        if kind == "command" and name not in {info.name for info in commands}:
+            lacking.setdefault(how_to_install(kind, name), []).append(name)
+    lines = [f"  {', '.join(names)} ({printable(of)})" for of, names in there.items()]
+    more = [f"  {', '.join(names)}: {how}" for how, names in lacking.items()]
+    return "\n".join(
+        (["commands of other packages (kvcore NAME --help):", *lines] if lines else [])
+        + (["more commands:", *more] if more else [])
+    )
 
 
 def command(name: str, own: Iterable[str]) -> Offered:

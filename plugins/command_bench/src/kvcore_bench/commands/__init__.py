@@ -1,4 +1,4 @@
-"""What the entry points name: each command, light enough for `kvcore --help`."""
+"""What the entry points name."""
 
 import argparse
 from importlib import import_module

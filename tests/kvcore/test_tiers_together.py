@@ -364,6 +364,25 @@ def test_a_store_that_takes_long_to_open_delays_the_start_for_a_while_only(
     assert len(opens) == 1
 
 
+def test_tiers_are_opened_side_by_side_and_the_first_fault_in_their_order_is_told(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = threading.Barrier(2)
+    monkeypatch.setattr(MemoryStorage, "open", lambda self: together.wait(5))
+    make(TWO)
+    failed: list[int] = []
+
+    def fail(self: MemoryStorage) -> None:
+        number = together.wait(5)
+        failed.append(number)
+        raise OSError(f"fault {number}")
+
+    monkeypatch.setattr(MemoryStorage, "open", fail)
+    with pytest.raises(PluginError, match=r"l2\[0\]"):
+        make(TWO)
+    assert sorted(failed) == [0, 1]
+
+
 # -- what one bad plugin costs the others ------------------------------------------------------------------------------
 
 

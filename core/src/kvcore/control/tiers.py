@@ -74,11 +74,13 @@ class Tiers:
         self._closed = False
 
     async def start(self, configs: Sequence[TierConfig]) -> None:
-        """Open the tiers of the configuration. Raises `PluginError` for the first that cannot be used."""
+        """Open the tiers of the configuration, side by side. Raises `PluginError` for the first that cannot be used."""
         for config in configs:
-            tier = self._make(config)
-            self.in_use.append(tier)  # before it opens: a failed start closes it, too
-            await _open(tier, config)
+            self.in_use.append(self._make(config))  # before it opens: a failed start closes it, too
+        opening = [_open(tier, config) for tier, config in zip(self.in_use, configs, strict=True)]
+        for failure in await asyncio.gather(*opening, return_exceptions=True):
+            if failure is not None:
+                raise failure
         self.lossy = tuple(lossy_tags(self.in_use))
 
     async def close(self) -> None:

@@ -131,6 +131,21 @@ def test_a_commands_help_does_nothing_to_the_terminal(site, capsys):
     assert "100% ?[2J?? of %(prog)s all" in capsys.readouterr().out
 
 
+def test_a_command_has_no_options(site, capsys):
+    source = COMMAND.replace("factory=Greet", "factory=Greet, config=Config").replace(
+        "class Greet", "from kvcore.api import PluginConfig\nclass Config(PluginConfig):\n    a: int\nclass Greet"
+    )
+    dist(site, "kvcore-acme", {"kvcore.command": {"greet": "acme_greet"}}, {"acme_greet": source})
+    assert main(["greet", "all"]) == 1
+    assert "command plugin 'greet' (kvcore-acme 1.0) has a config: a command has arguments" in capsys.readouterr().err
+    source = COMMAND.replace(
+        "    def add_arg", "    def __init__(self, *_):\n        raise ConfigError('no')\n    def add_arg"
+    )
+    dist(site, "kvcore-other", {"kvcore.command": {"wave": "other_wave"}}, {"other_wave": source})
+    assert main(["wave", "all"]) == 1
+    assert "command plugin 'wave' (kvcore-other 1.0)" in capsys.readouterr().err
+
+
 def test_what_a_command_raises_names_it(site, capsys):
     raising = COMMAND.replace("raise ConfigError(", "raise KeyError(")
     dist(site, "kvcore-acme", {"kvcore.command": {"greet": "acme_greet"}}, {"acme_greet": raising})

@@ -4,6 +4,8 @@ import json
 import os
 import random
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -551,3 +553,14 @@ def test_what_a_file_is_made_from(words: list[str], source: str, capsys: pytest.
     out = capsys.readouterr().out
     assert out.startswith(f"# Made by `kvcore from-lmcache` from {source}.\n")
     assert "hunter2" not in out
+
+
+def test_from_standard_input_and_for_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = 'local_cpu: true\nmax_local_cpu_size: 5\nlocal_disk: "/x\\e[31m"\n'
+    words = [sys.executable, "-m", "kvcore", "from-lmcache", "-", "--out", str(tmp_path / "kvcore.yaml")]
+    done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "/dev/stdin:3" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert run(["from-lmcache", "a.yaml", "b.yaml"]) == 1
+    assert "or one file" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvcore.api.command import Command
-from kvcore.api.errors import KVCoreError, PluginError
+from kvcore.api.errors import ConfigError, KVCoreError, PluginError
 from kvcore.cli.kit.output import printable
 
 if TYPE_CHECKING:
@@ -31,7 +31,10 @@ class Offered:
         from kvcore.plugins import PluginSpec
 
         self._info = registry.find("command", name)
-        self._made: Command = registry.create("command", PluginSpec(name))
+        try:
+            self._made: Command = registry.create("command", PluginSpec(name))
+        except ConfigError as e:
+            raise PluginError(f"{_label(self._info)} cannot be made: {e}") from e
         text: Any = self._guarded(lambda: self._made.help)
         if not isinstance(text, str) or not text:
             raise PluginError(f"{_label(self._info)}: its help is {text!r}: it must be a line of text")

@@ -83,6 +83,8 @@ def component(candidate: Candidate, pm: pluggy.PluginManager) -> Component:
     if not callable(offered.factory):
         raise PluginError(f"{describe(candidate)}: factory {offered.factory!r} cannot be called")
     if offered.config is not None:
+        if candidate.kind == "command":
+            raise PluginError(f"{describe(candidate)} has a config: a command has arguments, and no options in YAML")
         _check_config(candidate, offered.config)
     return offered
 

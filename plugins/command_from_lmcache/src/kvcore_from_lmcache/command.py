@@ -12,7 +12,7 @@ from typing import Any, get_args
 import yaml
 
 from kvcore.api import ConfigError
-from kvcore.cli.kit.output import paint, print_json
+from kvcore.cli.kit.output import paint, print_json, printable
 from kvcore.plugins.known import PACKAGES
 from kvcore_from_lmcache import connector, engine, kubernetes, server, sources, words
 from kvcore_from_lmcache.draft import Draft, Line, Setting, Verdict
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source",
         nargs="*",
         metavar="FILE",
-        help="LMCache's YAML file, or a Kubernetes manifest that runs it; or, after `--`, a command line of its server "
+        help="LMCache's YAML file (-: standard input), or a Kubernetes manifest that runs it; or, after `--`, a command line of its server "
         "or of an engine with it: -- lmcache server --l1-size-gb 60",
     )
     parser.add_argument(
@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
     report = sys.stdout if args.out else sys.stderr  # with the YAML on stdout, what people read goes elsewhere
     for line in lines:
         verdict = f"{line.verdict:9}"
-        print(paint(verdict, COLOURS[line.verdict], report) + str(line).removeprefix(verdict), file=report)
+        told = printable(str(line).removeprefix(verdict))
+        print(paint(verdict, COLOURS[line.verdict], report) + told, file=report)
     for warning in warnings:
         print(f"{paint('warning:', 'warning', report)} {warning}", file=report)
     print(_summary(lines, draft, args.out or "kvcore.yaml"), file=report)
@@ -105,6 +106,7 @@ def _read(args: argparse.Namespace) -> Found:
     if _is_command(given):
         return _from_words(given, env=args.env)
     file = given[0] if given else os.environ.get(sources.FILE) if args.env else None
+    file = "/dev/stdin" if file == "-" else file
     if file is None and not args.env:
         raise ConfigError("nothing to convert: give LMCache's YAML file, or --env, or `-- lmcache server FLAGS`")
     found = _from_file(file) if file is not None else Found()
@@ -114,7 +116,8 @@ def _read(args: argparse.Namespace) -> Found:
 
 
 def _is_command(given: Sequence[str]) -> bool:
-    return len(given) > 1 or (len(given) == 1 and given[0].lstrip().startswith(("-", "lmcache ")))
+    one = given[0].lstrip() if len(given) == 1 else ""
+    return len(given) > 1 or (one != "-" and one.startswith(("-", "lmcache ")))
 
 
 def _from_file(path: str) -> Found:
@@ -136,7 +139,9 @@ def _from_words(given: Sequence[str], *, env: bool) -> Found:
         own, found.engine = found.engine, _from_file(file.text).engine
         _over(found, own, "the command line says otherwise")
     if not found.all():
-        raise ConfigError("no flag in this command line is LMCache's: give that of its server, or of an engine with it")
+        raise ConfigError(
+            "no flag in this command line is LMCache's: give that of its server, or of an engine with it; or one file"
+        )
     return found
 
 

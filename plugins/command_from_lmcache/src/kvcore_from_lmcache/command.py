@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source",
         nargs="*",
         metavar="FILE",
-        help="LMCache's YAML file (-: standard input), or a Kubernetes manifest that runs it; or, after `--`, a command "
-        "line of its server or of an engine with it: -- lmcache server --l1-size-gb 60",
+        help="LMCache's YAML file (-: standard input), or a Kubernetes manifest that runs it; or, after `--`, a "
+        "command line of its server or of an engine with it: -- lmcache server --l1-size-gb 60",
     )
     parser.add_argument(
         "--env",

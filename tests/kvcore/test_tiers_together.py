@@ -78,7 +78,7 @@ def test_a_hung_tier_delays_nobody_whom_another_can_serve(make: Any, hung: int) 
     try:
         answer, took, sources = asked(engine, space, keys)
         assert answer == 6
-        assert took < 0.95  # not the second that the hung one may take
+        assert took < 5  # not the ten seconds that the hung one may take
         assert sources == {"far" if hung == 0 else "near": 6}
     finally:
         let_go.set()
@@ -110,9 +110,12 @@ def test_a_tier_that_hung_is_no_longer_asked_and_comes_back(make: Any) -> None:
     engine.clear(space)
     tier = engine.manager.tiers[0]
     real, let_go = tier.storage.exists, threading.Event()
-    tier.storage.exists = lambda ks: [let_go.wait(20)] * len(ks)
+    questions: list[ObjectKey] = []
+    tier.storage.exists = lambda ks: (questions.extend(ks), [let_go.wait(20)] * len(ks))[1]
     until(lambda: (asked(engine, space, keys), not tier.breaker.closed)[1], "it was never left alone")
-    assert asked(engine, space, keys)[1] < 0.1
+    before = sum(key.chunk_hash in keys for key in questions)  # the others are probes
+    asked(engine, space, keys)
+    assert sum(key.chunk_hash in keys for key in questions) == before > 0
     let_go.set()
     tier.storage.exists = real
     until(lambda: tier.breaker.closed, "it did not come back by itself")
@@ -407,7 +410,7 @@ def test_a_tier_whose_loads_are_slow_is_left_alone_though_it_answers(make: Any) 
         engine.clear(space)
         asked(engine, space, keys)
         time.sleep(0.3)
-    assert not tier.breaker.closed
+    assert count(engine, 'tier_opened_total{tier="near"}') > 0
 
 
 def test_a_hung_serde_stops_its_own_tier_only(make: Any) -> None:

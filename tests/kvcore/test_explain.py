@@ -439,6 +439,20 @@ def test_the_catalog_does_not_grow_without_end(tmp_path: Path, monkeypatch: pyte
     assert catalog.path.stat().st_size < 5000
 
 
+def test_a_full_disk_leaves_the_catalog_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvcore.explain.catalog.MAX_BYTES", 0)
+    catalog = Catalog(tmp_path)
+    catalog.note(b"a" * 16, Identity(chunks.spec("a"), 32, "engine/1"))
+
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    catalog.note(b"b" * 16, Identity(chunks.spec("b"), 32, "engine/1"))
+    assert [path.name for path in tmp_path.iterdir()] == ["namespaces.jsonl"]
+    assert list(catalog.all()) == [b"a" * 16]
+
+
 def test_requests_to_an_object_store(tmp_path: Path) -> None:
     """Of an engine that owns its memory, as SGLang: it asks block by block, for tiers alone."""
     path, keys = tmp_path / "kvcore.yaml", chunks.hashes(4)

@@ -463,3 +463,15 @@ def test_of_a_batch_larger_than_a_tier_the_front_is_kept(make: Make, storage: st
         assert fit <= kept < 2 * fit
         assert stored == [True] * kept + [False] * (3 * fit - kept)
         assert store.exists(space, keys) == got(store, space, keys) == stored
+
+
+def test_a_bug_is_a_miss_that_is_logged(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    store = make()
+    space = store.register(model(), "test/1")
+
+    async def bug(*given: object, **more: object) -> list[bool]:
+        raise RuntimeError("a bug")
+
+    store._batches.load = bug  # type: ignore[method-assign]
+    assert store.load(space, hashes(1), rooms(1)) == [False]
+    assert "a request to the tiers failed; it counts as a miss" in caplog.text

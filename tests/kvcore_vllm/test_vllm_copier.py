@@ -65,6 +65,9 @@ def test_a_save_that_outlives_its_flush_has_failed(copier: Copier, gate: Gate) -
     gate.open.set()
     copier.flush([1])
     assert [(job.id, ok) for job, ok in copier.take()[1]] == [(1, False)]
+    copier.submit("save", save(1), None)
+    copier.flush([1])
+    assert [(job.id, ok) for job, ok in copier.take()[1]] == [(1, True)]  # nothing is kept of it
 
 
 def test_a_load_that_raises_has_failed_whole(copier: Copier, gate: Gate) -> None:

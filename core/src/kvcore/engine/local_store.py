@@ -209,7 +209,11 @@ class LocalStore(StoreBase):
         with self._idle:
             self._calls += 1
         try:
-            future = self.manager.loop.submit(coroutine)
+            try:
+                future = self.manager.loop.submit(coroutine)
+            except RuntimeError:  # it was closed meanwhile
+                coroutine.close()
+                return nothing
             try:
                 return future.result(limit_s)
             except TimeoutError:
@@ -218,8 +222,7 @@ class LocalStore(StoreBase):
                 future.cancel()
                 self._log.warning("stalled", "the event loop of the tiers is blocked, by a plugin: requests miss")
                 return nothing
-        except (CancelledError, RuntimeError):  # it was closed meanwhile
-            coroutine.close()
+        except CancelledError:  # closed in the midst of it
             return nothing
         except Exception:
             logger.exception("a request to the tiers failed; it counts as a miss")

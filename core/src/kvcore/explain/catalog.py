@@ -70,9 +70,13 @@ class Catalog:
             return
         lines = self.path.read_bytes().splitlines(keepends=True)
         new = self.path.with_suffix(f".{os.getpid()}")
-        new.touch(mode=0o600)
-        new.write_bytes(b"".join(lines[len(lines) // 2 :]))
-        new.replace(self.path)
+        try:
+            new.touch(mode=0o600)
+            new.write_bytes(b"".join(lines[len(lines) // 2 :]))
+            new.replace(self.path)
+        except OSError:  # such as of a full disk
+            new.unlink(missing_ok=True)
+            raise
 
 
 def _plain(identity: Identity) -> dict[str, Any]:

@@ -52,7 +52,6 @@ class Copier:
         self._broken: set[int] = set()
         self._loaded: list[tuple[Load, set[int]]] = []
         self._saved: list[tuple[Save, bool]] = []
-        self._late: set[int] = set()
         self._thread: threading.Thread | None = None
 
     def submit(
@@ -107,7 +106,7 @@ class Copier:
         with self._changed:
             while late := [i for i in save_ids if ("save", i) in self._running]:
                 if not self._changed.wait(max(0.0, until - time.monotonic())):
-                    self._late.update(late)
+                    self._broken.update(late)
                     raise TimeoutError(f"saves did not end within {timeout_s:g} s")
 
     def close(self) -> None:
@@ -144,6 +143,6 @@ class Copier:
                     if kind == "load":
                         self._loaded.append((job, self._bad.pop(job.id)))
                     else:
-                        self._saved.append((job, job.id not in self._broken | self._late))
+                        self._saved.append((job, job.id not in self._broken))
                         self._broken.discard(job.id)
                 self._changed.notify_all()

@@ -241,6 +241,20 @@ def test_blocking_calls_stop_hanging_when_the_fault_is_over() -> None:
         assert driver.exists([make_key(1)]) == [False]
 
 
+def test_a_fault_that_is_over_just_when_a_call_meets_it_does_not_hang_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage: Any = faulty(memory(), Faults(hang_rate=1))
+    real = storage._faulty._next
+
+    def meets(operation: str) -> Any:
+        call = real(operation)
+        storage.faults = Faults()
+        return call
+
+    monkeypatch.setattr(storage._faulty, "_next", meets)
+    with Driver(storage, timeout_s=5) as driver, pytest.raises(StorageError, match="exists number 1 hung"):
+        driver.call("exists", [make_key(1)])
+
+
 def test_a_crash_leaves_half_a_batch_and_a_torn_object(driver: Driver) -> None:
     driver.storage.faults = Faults(crash_after=3)  # the fixture's store was the first call
     assert driver.exists([make_key(30)]) == [False]

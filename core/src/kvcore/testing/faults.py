@@ -202,6 +202,7 @@ class FaultyBlockingStorage(BlockingStorage):
 
     def __init__(self, inner: BlockingStorage, faults: "Faults") -> None:
         self._over = threading.Event()
+        self._begun = threading.local()
         self._faulty = FaultyStorage(inner, faults, self._wait)
         self.inner = inner
         for trait in _TRAITS:
@@ -229,19 +230,19 @@ class FaultyBlockingStorage(BlockingStorage):
 
     def exists(self, keys: Sequence[ObjectKey]) -> list[bool]:
         """See `Storage.exists`."""
-        return _result(self._faulty.exists(keys))
+        return self._run(self._faulty.exists(keys))
 
     def load(self, items: Sequence[Item]) -> list[LoadOutcome]:
         """See `Storage.load`."""
-        return _result(self._faulty.load(items))
+        return self._run(self._faulty.load(items))
 
     def store(self, items: Sequence[Item]) -> list[StoreOutcome]:
         """See `Storage.store`."""
-        return _result(self._faulty.store(items))
+        return self._run(self._faulty.store(items))
 
     def delete(self, keys: Sequence[ObjectKey]) -> None:
         """See `Storage.delete`."""
-        _result(self._faulty.delete(keys))
+        self._run(self._faulty.delete(keys))
 
     def list(self) -> Any:
         """See `Storage.list`."""
@@ -253,14 +254,18 @@ class FaultyBlockingStorage(BlockingStorage):
 
     def ping(self) -> None:
         """See `Storage.ping`. Fails once the store has crashed."""
-        _result(self._faulty.ping())
+        self._run(self._faulty.ping())
 
     def register_memory(self, memory: memoryview) -> None:
         """See `Storage.register_memory`."""
         self.inner.register_memory(memory)
 
+    def _run(self, call: Coroutine[Any, Any, T]) -> T:
+        self._begun.over = self._over  # as it is before the call looks at the faults, which may be replaced then
+        return _result(call)
+
     async def _wait(self, seconds: float) -> None:
-        self._over.wait(None if seconds == math.inf else seconds)
+        self._begun.over.wait(None if seconds == math.inf else seconds)
 
 
 async def _sleep(seconds: float) -> None:

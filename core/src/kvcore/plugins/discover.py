@@ -92,7 +92,8 @@ def scan(path: list[str] | None = None) -> tuple[list[Candidate], list[str]]:
             if "kvcore." not in text:
                 continue
             entries = dist.entry_points
-            name, version = dist.metadata["Name"], dist.metadata["Version"]
+            # Without a default, to ask for one that is not there is deprecated.
+            name, version = (dist.metadata.get_all(field, [""])[0] for field in ("Name", "Version"))
         except Exception as e:  # other people's metadata; one broken package must not stop the rest
             problems.append(f"metadata of {key or dist} cannot be read: {e}")
             continue

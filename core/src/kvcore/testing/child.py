@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 def child_command(module: str, suite: type, *arguments: str) -> list[str]:
     """The command that runs `module.main` with what names `suite`, then `arguments`."""
     path = str(sys.modules[suite.__module__].__file__)
-    search_path = [p for p in sys.path if p]
-    start = f"import sys; sys.path[:] = {search_path!r}; from {module} import main; main(sys.argv[1:])"
-    return [sys.executable, "-c", start, path, suite.__module__, suite.__qualname__, *arguments]
+    search_path = json.dumps([p for p in sys.path if p])  # no part of the code, which a traceback shows
+    start = f"import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); import {module} as it; it.main(sys.argv[1:])"
+    return [sys.executable, "-c", start, search_path, path, suite.__module__, suite.__qualname__, *arguments]
 
 
 def suite_from_arguments(arguments: Sequence[str]) -> Any:

@@ -1,7 +1,9 @@
 """A cluster: masters that die or freeze cost only their own objects, slots that move are followed."""
 
 import socket
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -147,6 +149,27 @@ def test_a_slot_that_moves(own_cluster: RedisCluster) -> None:
         assert source_server.ask("CLUSTER", "COUNTKEYSINSLOT", slot) == 0
         driver.delete(keys)
         assert not any(driver.exists(keys))
+
+
+def test_a_ping_has_the_time_of_one_call_however_many_nodes_hang(
+    cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(cluster.url, cluster=True, timeout="6s") as driver:
+        *hanging, alive = nodes(driver)
+        now = time.monotonic()
+        monkeypatch.setattr("kvcore_redis.storage.time", SimpleNamespace(monotonic=lambda: now))
+
+        def hang(deadline: float) -> None:
+            nonlocal now
+            now = deadline
+            raise TimeoutError("no answer in time")
+
+        for node in hanging:
+            monkeypatch.setattr(node, "connection", hang)
+        begun, real, asked = now, alive.connection, list[float]()
+        monkeypatch.setattr(alive, "connection", lambda deadline: (asked.append(deadline), real(deadline))[1])
+        driver.call("ping")
+        assert [round(deadline - begun, 6) for deadline in asked] == [6]
 
 
 def test_a_seed_that_hangs_leaves_the_others_time(cluster: RedisCluster, tmp_path: Path) -> None:

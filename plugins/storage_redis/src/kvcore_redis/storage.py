@@ -147,9 +147,11 @@ class RedisStorage(BlockingStorage):
         command = Command(b"", (encode(b"PING"),))
         failures = []
         nodes = self._nodes()
-        for node in nodes:
-            try:
-                with node.connection(time.monotonic() + self._config.timeout) as connection:
+        deadline = time.monotonic() + self._config.timeout
+        for i, node in enumerate(nodes):
+            now = time.monotonic()
+            try:  # each is given an equal share of the time, for one may hang
+                with node.connection(now + (deadline - now) / (len(nodes) - i)) as connection:
                     (reply,) = connection.pipeline([command])
             except (OSError, StorageError) as error:
                 failures.append(f"{node}: {reason(error)}")

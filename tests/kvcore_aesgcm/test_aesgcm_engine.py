@@ -69,6 +69,20 @@ def test_what_was_changed_is_a_miss_and_goes(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_where_it_was_left_out_of_the_configuration_objects_stay(tmp_path: Path) -> None:
+    """What is sealed is longer than a plain tier makes room for. Damaged ones of that length go all the same."""
+    space = filled(tmp_path)
+    damaged = file_of(tmp_path, space, hashes()[-1])
+    data = bytearray(damaged.read_bytes())
+    data[100] ^= 1
+    damaged.write_bytes(data)
+    values, counts = found(tmp_path, serde="")
+    assert values == []
+    assert counts == {"unknown_serde": CHUNKS - 1, "corrupt": 1}
+    assert not damaged.exists()
+    assert found(tmp_path) == (list(range(1, CHUNKS)), {"ok": CHUNKS - 1})
+
+
 def test_plain_objects_of_before_are_misses_and_go(tmp_path: Path) -> None:
     space = filled(tmp_path, serde="")
     values, counts = found(tmp_path)

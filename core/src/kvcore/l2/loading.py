@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 
 from kvcore.api import BlockingStorage, Failed, FrameError, Item, Loaded, LoadOutcome, Storage
+from kvcore.l2 import frame
 from kvcore.l2.buffers import headers
 from kvcore.l2.codec import Payload
 from kvcore.l2.parcels import Moved, Parcel
@@ -13,6 +14,8 @@ from kvcore.l2.tools import Tools
 
 KEEP = ("version", "unknown_serde")
 """Frames that another release or configuration may still read: they are misses, and stay."""
+SEAL_BYTES = 4096
+"""A sealed payload is longer than a plain one by less."""
 _GIVEN_UP = Failed("nobody waits for it any more", "closed")
 
 
@@ -77,6 +80,9 @@ class Loader:
                 outcomes = await self._on_thread("decoding", self._decode, wanted, pages, bodies, raw)
             except DeadlineExceeded as error:
                 return Moved(self._record.failed("load", len(wanted), error), error.settled)
+        for i, outcome in enumerate(outcomes):
+            if isinstance(outcome, Failed) and outcome.kind == "too_large":
+                outcomes[i] = await self._too_large(wanted[i], outcome)
         del items
         for (view, *_), buffer in zip(bodies, staged, strict=False):
             with suppress(BufferError):  # a storage that still holds a view keeps the buffer, too
@@ -111,7 +117,22 @@ class Loader:
                     outcome = Failed(f"{error.reason}: {error}", kind)  # noqa: PLW2901
                 except Exception as error:  # a serde's own bug is a miss, not a crash
                     outcome = Failed(f"decoding failed: {error!r}", "serde")  # noqa: PLW2901
-            elif isinstance(outcome, Failed) and outcome.kind == "too_large":
-                outcome = Failed(outcome.reason, "corrupt")  # noqa: PLW2901 - no frame of this key is larger
             outcomes.append(outcome)
         return outcomes
+
+    async def _too_large(self, parcel: Parcel, outcome: Failed) -> LoadOutcome:
+        """What is larger than any frame of this chain is damaged, unless another configuration has sealed it."""
+        (page,), body = headers(1), memoryview(bytearray(parcel.nbytes + SEAL_BYTES))
+        try:
+            (raw,) = await self._calls.load([Item(parcel.key, (page, body))])
+            if not isinstance(raw, Loaded):
+                larger = isinstance(raw, Failed) and raw.kind == "too_large"
+                return Failed(outcome.reason, "corrupt") if larger else raw
+            stages = frame.unpack(parcel.key, page, raw.nbytes).stages
+        except FrameError as error:
+            return Failed(f"{error.reason}: {error}", error.reason if error.reason in KEEP else "corrupt")
+        except Exception as error:
+            return Failed(f"it was too large, and was not read again: {error!r}")
+        if not stages or stages[0].input_bytes != parcel.nbytes:
+            return Failed(outcome.reason, "corrupt")
+        return Failed(f"encoded by {stages[-1].tag}, which this tier's chain has not", "unknown_serde")

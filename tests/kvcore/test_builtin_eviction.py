@@ -1,6 +1,7 @@
 """The built-in eviction policies keep the contract, and each its own order."""
 
 from collections.abc import Hashable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -136,6 +137,37 @@ def test_batches_are_in_the_order_of_their_keys(kind: type[EvictionPolicy], data
             assert policy.evict(nbytes, set(keys).__contains__) == plain.evict(nbytes, set(keys))
         assert len(policy) == len(plain.keys)
     assert policy.evict(10_000, nothing) == list(plain.keys)
+
+
+class Sliced(list[int]):
+    """Counts what is copied of it."""
+
+    copied = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        self.copied += len(found) if isinstance(at, slice) else 0
+        return found
+
+
+def test_keys_of_two_batches_in_turns_cost_no_more_the_more_there_are() -> None:
+    policy, batches = LruPolicy(None, None), (Sliced(range(0, 2000, 2)), Sliced(range(1, 2000, 2)))
+    for batch in batches:
+        policy.insert_new(batch, 1)
+    policy.touch(range(2000))
+    assert sum(batch.copied for batch in batches) <= 4000
+    assert policy.evict(2000, nothing) == list(range(2000))
+
+
+@pytest.mark.parametrize("kind", [LruPolicy, FifoPolicy, MruPolicy])
+def test_nothing_is_kept_of_most_keys_that_left_a_batch(kind: type[LruPolicy]) -> None:
+    policy = kind(None, None)
+    policy.insert(range(1000), range(1, 1001))
+    policy.remove(range(990))
+    (batch,) = policy._batches
+    assert isinstance(batch.sizes, dict)
+    assert (len(policy), len(batch.keys) < 20, len(batch.sizes) < 20) == (10, True, True)
+    assert sorted(map(str, policy.evict(10_000, nothing))) == sorted(map(str, range(990, 1000)))
 
 
 class TestLfu(EvictionConformance):

@@ -57,6 +57,19 @@ def test_head_of_a_prefix_outlives_its_tail() -> None:
     assert storage.exists(keys) == [True] * 8 + [False] * 7
 
 
+def test_what_finds_no_room_leaves_what_is_there_of_its_name() -> None:
+    storage = make(100)
+    keys = [make_key(i) for i in range(2)]
+    storage.store([source(keys[0], bytes(40))])
+    outcomes = storage.store([source(keys[1], bytes(60)), source(keys[0], bytes(60))])
+    assert [getattr(o, "kind", "stored") for o in outcomes] == ["stored", "full"]
+    assert storage.exists(keys) == [True, True]
+    assert storage.usage().nbytes == 100
+    assert [getattr(o, "kind", "stored") for o in storage.store([source(keys[0], bytes(100))])] == ["stored"]
+    assert storage.exists(keys) == [True, False]
+    assert storage.usage().nbytes == 100
+
+
 def test_options_have_units() -> None:
     assert MemoryConfig.model_validate({"capacity": "2GiB"}).capacity == 2 << 30
     with pytest.raises(ValidationError, match="unit"):

@@ -81,6 +81,11 @@ def test_an_id_is_kept_up_to_so_many_characters_and_found_by_all_of_it() -> None
         assert decisions.of(request) == [decision]  # type: ignore[arg-type]
 
 
+def test_of_a_trace_context_which_clients_choose_nothing_is_kept() -> None:
+    decision = noted(Decisions(10, tokens=True), "r", trace={"tracestate": "x" * 100_000})
+    assert decision.asked == Asked("r")
+
+
 def test_token_ids_are_kept_only_where_that_is_wanted() -> None:
     """Without that until the answer alone, for a mark of them."""
     answered = noted(Decisions(1), ids=[1, 2])

@@ -76,7 +76,7 @@ class OrderedPolicy(EvictionPolicy):
             if batch is None:
                 continue
             end = start + batch.live
-            if end <= len(keys) and batch.keys[batch.at :] == keys[start:end]:
+            if end <= len(keys) and batch.keys[-1] == keys[end - 1] and batch.keys[batch.at :] == keys[start:end]:
                 used.append(batch)
                 i = end
                 continue
@@ -152,4 +152,5 @@ class OrderedPolicy(EvictionPolicy):
             del self._batches[batch]
         elif 2 * batch.live < len(batch.keys):
             batch.keys = [key for key in batch.keys[batch.at :] if self._batch_of.get(key) is batch]
+            batch.sizes = batch.some(batch.keys)
             batch.at = 0

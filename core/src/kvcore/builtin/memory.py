@@ -80,11 +80,11 @@ class MemoryStorage(BlockingStorage):
         outcomes: list[StoreOutcome] = []
         kept: set[ObjectKey] = set()
         for i, item in enumerate(items):
+            kept.add(item.key)
             outcome = self._put(item, kept)
             outcomes.append(outcome)
             if isinstance(outcome, Failed) and outcome.kind == "full":  # the front is kept: a tail is of no use alone
                 return outcomes + [outcome] * (len(items) - i - 1)
-            kept.add(item.key)
         return outcomes
 
     def delete(self, keys: Sequence[ObjectKey]) -> None:
@@ -113,20 +113,23 @@ class MemoryStorage(BlockingStorage):
             return Failed(f"an object of {nbytes} bytes, the capacity is {capacity}", "too_large")
         data = b"".join(item.buffers)
         with self._lock:
-            self._drop([key])
             if self._policy is not None and capacity is not None:
-                self._policy.remove([key])
-                excess = self._nbytes + nbytes - capacity
-                if excess > 0:
+                if (excess := self._with(item) - capacity) > 0:
                     self._on_evict(self._drop(self._policy.evict(excess, kept.__contains__)))
-                if self._nbytes + nbytes > capacity:
+                if self._with(item) > capacity:
                     return Failed(
                         f"all {capacity} bytes are taken by its batch, or the eviction policy found no room", "full"
                     )
+                self._policy.remove([key])
                 self._policy.insert([key], [nbytes])
+            self._drop([key])
             self._objects[key] = data
             self._nbytes += nbytes
         return STORED
+
+    def _with(self, item: Item) -> int:
+        """Bytes with this object in the place of what is there of its name."""
+        return self._nbytes - len(self._objects.get(item.key, b"")) + item.nbytes
 
     def _drop(self, keys: Sequence[Any]) -> Sequence[Entry]:
         gone = [Entry(key, len(self._objects.pop(key, b""))) for key in keys]

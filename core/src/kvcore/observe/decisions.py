@@ -106,7 +106,7 @@ class Decision(msgspec.Struct, eq=False, gc=False):
 
     Args:
         seq: its number, from 1. at: when it was asked, in seconds since the epoch.
-        asked: what the engine said of the request.
+        asked: what the engine said of the request, less its trace context: as long as clients like, and for spans.
         namespace: where its chunks were looked for; empty while no server has said it.
         hashes: of its chunks, from chunk `begin` on: at a server, those that the engine did not hold itself.
         first: the first chunk that the engine did not hold itself. chunk_tokens: of each chunk.
@@ -206,8 +206,8 @@ class Decisions:
             name, ids, adapter = kept_word(asked[0]), asked[2], kept_word(asked[3])
             if not self.tokens:
                 marked, ids = ids, None
-            if name is not asked[0] or ids is not asked[2] or adapter is not asked[3]:
-                asked = Asked._make((name, asked[1], ids, adapter, asked[4], asked[5]))
+            if name is not asked[0] or ids is not asked[2] or adapter is not asked[3] or asked[5]:
+                asked = Asked._make((name, asked[1], ids, adapter, asked[4], None))
         kept, latest = self._kept, self._latest
         with self._lock:
             self.last = seq = self.last + 1

@@ -113,7 +113,8 @@ def plugins() -> str:
                 continue
             model = registry.config_model(kind, f"{info.name}@{info.distribution}")
             home = "built in" if info.builtin else f"`pip install {info.distribution}`"
-            parts += [f"### `{info.name}`", f"{_summary(info.module)} ({home})", _table(options(model), {})]
+            told = f"[Its arguments](cli.md#kvcore-{info.name})." if kind == "command" else _table(options(model), {})
+            parts += [f"### `{info.name}`", f"{_summary(info.module)} ({home})", told]
     return "\n\n".join(p for p in parts if p) + "\n"
 
 

@@ -75,7 +75,7 @@ def test_a_command_of_another_package(site, capsys, monkeypatch):
     assert capsys.readouterr().out == "hello all ['-x']\n"
     assert main(["greet@kvcore-acme", "all"]) == 0
     assert main(["--help"]) == 0
-    assert "\n  greet (kvcore-acme 1.0)\n" in capsys.readouterr().out
+    assert "\n  greet (kvcore-acme)\n" in capsys.readouterr().out
     assert main(["greet", "--help"]) == 0
     assert "\n\ngreet 100% of them\n\n" in capsys.readouterr().out
     assert main(["greet", "nobody"]) == 1
@@ -99,7 +99,7 @@ def test_a_command_that_does_not_import_hurts_no_other(site, capsys):
     dist(site, "kvcore-acme", {"kvcore.command": {"greet": "acme_broken"}}, {"acme_broken": "import acme_absent"})
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    assert "\n  greet (kvcore-acme 1.0)\n" in out
+    assert "\n  greet (kvcore-acme)\n" in out
     assert "doctor" in out
     assert main(["greet"]) == 1
     assert "command plugin 'greet' (kvcore-acme 1.0) cannot be imported" in capsys.readouterr().err
@@ -109,15 +109,18 @@ def test_a_command_that_does_not_import_hurts_no_other(site, capsys):
 @pytest.mark.parametrize(
     ("of_class", "said"),
     [
-        ("pass", "has no attribute 'help'"),
+        ("pass", "its help is None: it must be a line of text"),
         ("help = 5", "its help is 5: it must be a line of text"),
         ("help = ''", "its help is '': it must be a line of text"),
-        ("help = property(lambda self: 1 / 0)", "failed: ZeroDivisionError: division by zero, at "),
+        ("help = property(lambda self: 1 / 0)", "cannot say its help: ZeroDivisionError: division by zero, at "),
     ],
 )
-def test_a_command_without_a_help(site, capsys, of_class, said):
+def test_a_command_without_a_help(site, capsys, monkeypatch, of_class, said):
     source = COMMAND.replace('help = "greet 100% of them"', of_class)
     dist(site, "kvcore-acme", {"kvcore.command": {"greet": "acme_greet"}}, {"acme_greet": source})
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    assert main(["plugins", "check", "greet"]) == 1
+    assert said in capsys.readouterr().out
     assert main(["greet", "all"]) == 1
     err = capsys.readouterr().err
     assert err.startswith("kvcore: command plugin 'greet' (kvcore-acme 1.0)")
@@ -154,6 +157,35 @@ def test_what_a_command_raises_names_it(site, capsys):
         r"kvcore: command plugin 'greet' \(kvcore-acme 1.0\) failed: KeyError: .*, at .*acme_greet.py:\d+\n",
         capsys.readouterr().err,
     )
+
+
+def test_a_command_with_commands_of_its_own(site, capsys):
+    source = COMMAND.replace("words_follow = True", "").replace(
+        'parser.add_argument("whom")',
+        'parser.add_subparsers(dest="command").add_parser("go").add_argument("n", type=lambda n: 1 // int(n))',
+    )
+    dist(site, "kvcore-acme", {"kvcore.command": {"greet": "acme_greet"}}, {"acme_greet": source})
+    assert main(["greet", "go", "1", "2"]) == 2
+    assert "kvcore greet go: error: unrecognized arguments: 2" in capsys.readouterr().err
+    assert main(["greet", "go", "0"]) == 1
+    assert "command plugin 'greet' (kvcore-acme 1.0) failed: ZeroDivisionError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("raises", "status", "said"),
+    [
+        ("SystemExit", 0, ""),
+        ("SystemExit(3)", 3, ""),
+        ("SystemExit('no more')", 1, "kvcore: no more\n"),
+        ("BrokenPipeError(32, 'Broken pipe')", 1, "kvcore: [Errno 32] Broken pipe\n"),
+        ("TimeoutError", 1, "kvcore: TimeoutError\n"),
+    ],
+)
+def test_how_a_command_may_end(site, capsys, raises, status, said):
+    source = COMMAND.replace('raise ConfigError("nobody: greet somebody")', f"raise {raises}")
+    dist(site, "kvcore-acme", {"kvcore.command": {"greet": "acme_greet"}}, {"acme_greet": source})
+    assert main(["greet", "nobody"]) == status
+    assert capsys.readouterr().err == said
 
 
 def test_a_command_may_call_an_argument_words(site, capsys):

@@ -564,3 +564,15 @@ def test_from_standard_input_and_for_a_terminal(tmp_path: Path, capsys: pytest.C
     assert "\x1b" not in done.stdout
     assert run(["from-lmcache", "a.yaml", "b.yaml"]) == 1
     assert "or one file" in capsys.readouterr().err
+
+
+def test_on_a_full_disk_nothing_is_left(tmp_path: Path) -> None:
+    """An empty file would be a configuration, and in the way of the next."""
+    out = tmp_path / "kvcore.yaml"
+    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (8, 8)); import signal; "
+    code += "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); from kvcore.cli import main; sys.exit(main(sys.argv[1:]))"
+    (tmp_path / "lmcache.yaml").write_text("local_cpu: true\nmax_local_cpu_size: 5\n")
+    words = [sys.executable, "-B", "-c", code, "from-lmcache", str(tmp_path / "lmcache.yaml"), "--out", str(out)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (1, f"kvcore: {out}: File too large\n")
+    assert not out.exists()

@@ -49,13 +49,13 @@ def _run(arguments: list[str]) -> int:
         words: list[str] | None = None
         if getattr(command, "words_follow", False):
             arguments, words = _cut(arguments)
-        args, unknown = parser.parse_known_args(arguments)
+        args, unknown = extra.guarded(command, lambda: parser.parse_known_args(arguments))
         if unknown:
             follow = getattr(args, "words_follow", words is not None)
             leaf = _leaf(parser, args)
             hint = _meant(unknown, leaf, follow=follow)
             leaf.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-        if words is not None or args.command in COMMANDS:
+        if words is not None or args.kvcore_command in COMMANDS:
             args.words = words
         if command is None:
             parser.print_help()
@@ -68,7 +68,10 @@ def _run(arguments: list[str]) -> int:
         error(str(e))
         return 2 if isinstance(e, extra.NoSuchCommand) else 1
     except SystemExit as e:  # argparse has printed why
-        return e.code if isinstance(e.code, int) else 2
+        if e.code is None or isinstance(e.code, int):
+            return e.code or 0
+        error(str(e.code))
+        return 1
     except KeyboardInterrupt:
         error("interrupted")
         return 130
@@ -116,7 +119,7 @@ def _parser(name: str | None) -> tuple[argparse.ArgumentParser, Any]:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"kvcore {__version__}")
-    sub = parser.add_subparsers(dest="command", metavar="COMMAND")
+    sub = parser.add_subparsers(dest="kvcore_command", metavar="COMMAND")
     command: Any = None
     for own, (module, help_text) in COMMANDS.items():
         child = sub.add_parser(own, help=help_text, description=help_text, allow_abbrev=False)

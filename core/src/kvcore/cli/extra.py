@@ -1,15 +1,16 @@
 """Commands of packages of their own: plugins of the kind `command`."""
 
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvcore.api.command import Command
 from kvcore.api.errors import ConfigError, KVCoreError, PluginError
-from kvcore.cli.kit.output import printable
+from kvcore.cli.kit.output import cut, printable
 
 if TYPE_CHECKING:
-    from kvcore.plugins import PluginInfo, Registry
+    from kvcore.plugins import Registry
 
 T = TypeVar("T")
 
@@ -19,7 +20,7 @@ class NoSuchCommand(PluginError):
 
 
 class Offered:
-    """A command of a plugin. What it raises that no command should is a `PluginError` that names the plugin.
+    """A command of a plugin, whose faults are told with its name.
 
     Attributes:
         help: its line, for a terminal.
@@ -34,22 +35,24 @@ class Offered:
         try:
             self._made: Command = registry.create("command", PluginSpec(name))
         except ConfigError as e:
-            raise PluginError(f"{_label(self._info)} cannot be made: {e}") from e
-        text: Any = self._guarded(lambda: self._made.help)
-        if not isinstance(text, str) or not text:
-            raise PluginError(f"{_label(self._info)}: its help is {text!r}: it must be a line of text")
-        self.help = printable(" ".join(text.split()))
-        self.words_follow: bool = bool(self._guarded(lambda: self._made.words_follow))
+            raise PluginError(f"{self} cannot be made: {e}") from e
+        self.help = printable(" ".join(self._made.help.split()))
+        self.words_follow = self._made.words_follow
+
+    def __str__(self) -> str:
+        return f"command plugin {self._info.name!r} ({self._info.distribution} {self._info.version})"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """See `Command`."""
-        self._guarded(lambda: self._made.add_arguments(parser))
+        self.guarded(lambda: self._made.add_arguments(parser))
 
     def run(self, args: Namespace) -> int:
         """See `Command`."""
-        return self._guarded(lambda: self._made.run(args))
+        return self.guarded(lambda: self._made.run(args))
 
-    def _guarded(self, call: Callable[[], T]) -> T:
+    def guarded(self, call: Callable[[], T]) -> T:
+        """What `call` returns. What it raises that no command should is a `PluginError`; under `python -X dev` it is
+        what it was, with its traceback."""
         from kvcore.plugins.load import where
 
         try:
@@ -57,9 +60,16 @@ class Offered:
         except (KVCoreError, OSError):
             raise
         except Exception as e:
+            if sys.flags.dev_mode:
+                raise
             cause = f"{type(e).__name__}: {e}" if str(e) else type(e).__name__
             place = where(e, self._info.module)
-            raise PluginError(f"{_label(self._info)} failed: {cause}{f', at {place}' if place else ''}") from e
+            raise PluginError(f"{self} failed: {cause}{f', at {place}' if place else ''}") from e
+
+
+def guarded(command: Any, call: Callable[[], T]) -> T:
+    """What `call` returns, which may run code of `command`: its types of arguments, say."""
+    return command.guarded(call) if isinstance(command, Offered) else call()
 
 
 def others() -> str:
@@ -71,12 +81,14 @@ def others() -> str:
     there: dict[str, list[str]] = {}
     for info in commands:
         if info.status in ("ready", "clash"):
-            there.setdefault(f"{info.distribution} {info.version}", []).append(info.name)
+            there.setdefault(info.distribution, []).append(info.name)
     lacking: dict[str, list[str]] = {}
     for kind, name in PACKAGES:
         if kind == "command" and name not in {info.name for info in commands}:
             lacking.setdefault(how_to_install(kind, name), []).append(name)
-    lines = [f"  {', '.join(names)} ({printable(of)})" for of, names in there.items()]
+    lines = []
+    for distribution, names in there.items():
+        lines += [f"  {printable(', '.join(names))} ({printable(distribution)})", f"    {_summary(distribution)}"]
     more = [f"  {', '.join(names)}: {how}" for how, names in lacking.items()]
     return "\n".join(
         (["commands of other packages (kvcore NAME --help):", *lines] if lines else [])
@@ -101,5 +113,12 @@ def command(name: str, own: Iterable[str]) -> Offered:
     raise NoSuchCommand(f"there is no command {name!r}: {meant}")
 
 
-def _label(info: "PluginInfo") -> str:
-    return f"command plugin {info.name!r} ({info.distribution} {info.version})"
+def _summary(distribution: str) -> str:
+    """What a package says of itself, in a line."""
+    from importlib.metadata import PackageNotFoundError, metadata
+
+    try:
+        fields = metadata(distribution)
+    except PackageNotFoundError:
+        return ""
+    return cut(fields["Summary"], 110) if "Summary" in fields else ""

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import shutil
 from collections.abc import Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -60,10 +61,11 @@ def run(args: argparse.Namespace) -> int:
     check_name(args.kind, args.name)
     distribution = f"kvcore-{args.name}"
     root: Path = args.path / distribution
-    contents = render(args.kind, args.name)
+    contents, made = render(args.kind, args.name), False
     try:
         args.path.mkdir(parents=True, exist_ok=True)
         root.mkdir()
+        made = True
         for path, text in contents.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             with (root / path).open("x") as file:
@@ -71,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
     except FileExistsError as e:
         raise KVCoreError(f"{e.filename} is there already: nothing is overwritten; choose another --path") from e
     except OSError as e:
+        if made:
+            shutil.rmtree(root, ignore_errors=True)
         raise KVCoreError(f"{e.filename or root} cannot be written: {e.strerror}; choose another --path") from e
     if args.json:
         facts = {"kind": args.kind, "name": args.name, "distribution": distribution, "module": _module(args.name)}

@@ -143,6 +143,16 @@ def _check_config(candidate: Candidate, config: Any) -> None:
         )
 
 
+def check_help(candidate: Candidate, command: Any) -> None:
+    """A command's help is a line of text. Raises `PluginError`."""
+    try:
+        text = getattr(command, "help", None)
+    except FAILURES as e:
+        raise failure(candidate, "cannot say its help", e) from e
+    if not isinstance(text, str) or not text.strip():
+        raise PluginError(f"{describe(candidate)}: its help is {text!r}: it must be a line of text")
+
+
 def describe(candidate: Candidate) -> str:
     """`storage plugin 'disk' (kvcore-disk 0.1.0)`."""
     return f"{candidate.kind} plugin {candidate.name!r} ({candidate.distribution} {candidate.version})"

@@ -144,6 +144,8 @@ class Registry:
         if not isinstance(made, interface(kind)):
             names = " or ".join(c.__name__ for c in interface(kind))
             raise PluginError(f"{loading.describe(candidate)}: its factory made a {type(made).__name__}, not a {names}")
+        if kind == "command":
+            loading.check_help(candidate, made)
         return self.hooks.wrap(kind, candidate.name, made)
 
     def context(self, where: str = "", *, passive: bool = False) -> Context:

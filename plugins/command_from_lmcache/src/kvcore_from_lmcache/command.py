@@ -6,13 +6,12 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 import yaml
 
 from kvcore.api import ConfigError
-from kvcore.cli.kit.output import paint, print_json, printable
+from kvcore.cli.kit.output import paint, print_json, printable, write_file
 from kvcore.plugins.known import PACKAGES
 from kvcore_from_lmcache import connector, engine, kubernetes, server, sources, words
 from kvcore_from_lmcache.draft import Draft, Line, Setting, Verdict
@@ -182,8 +181,7 @@ def _source(given: Sequence[str], found: Found) -> str:
 
 def _write(path: str, text: str) -> None:
     try:
-        with Path(path).open("x") as file:
-            file.write(text)
+        write_file(path, text, new=True)
     except FileExistsError:
         raise ConfigError(f"{path} exists: give another --out, or remove it") from None
 

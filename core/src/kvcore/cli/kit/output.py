@@ -3,10 +3,13 @@
 import errno
 import json
 import os
+import select
 import shutil
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TextIO
 
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
@@ -39,19 +42,48 @@ def error(text: str) -> None:
 
 
 def os_error(cause: OSError) -> int:
-    """Say what the system has refused; the exit status. Not when the reader of a pipe has left, as `head` does."""
-    if isinstance(cause, BrokenPipeError):
+    """Say what the system has refused; the exit status. Not when the reader of the output has left, as `head` does."""
+    if isinstance(cause, BrokenPipeError) and _reader_has_left():
         return 1
     if cause.filename is not None:
         error(f"{cause.filename}: {cause.strerror}")
     else:  # a descriptor: the output, where nothing says otherwise
-        error(f"cannot write: {cause.strerror}" if cause.errno in _WRITE_ERRORS else str(cause))
+        text = str(cause) or type(cause).__name__
+        error(f"cannot write: {cause.strerror}" if cause.errno in _WRITE_ERRORS else text)
     return 1
+
+
+def _reader_has_left() -> bool:
+    """Of standard output, where that is a pipe or a socket."""
+    try:
+        events = select.poll()
+        events.register(sys.stdout.fileno(), 0)
+        return bool(events.poll(0))  # POLLERR, POLLHUP: nobody can read it
+    except (OSError, ValueError):
+        return False
+
+
+def write_file(path: str | Path, text: str, *, new: bool = False) -> None:
+    """Write a text file. Where there is no room for all of it, it is not left there half, and the error names it.
+
+    Raises `OSError`; `FileExistsError` with `new`, where there is one.
+    """
+    file = open(path, "x" if new else "w", encoding="utf-8")  # noqa: SIM115 - what this raises leaves nothing behind
+    try:
+        with file:
+            file.write(text)
+    except OSError as e:
+        with suppress(OSError):
+            if stat.S_ISREG(os.stat(path).st_mode):
+                os.unlink(path)
+        raise OSError(e.errno, e.strerror, str(path)) from e
 
 
 def settle(status: int) -> int:
     """Let the output arrive; the exit status, which is 1 when it could not."""
     for stream in (sys.stdout, sys.stderr):
+        if stream is None or stream.closed:
+            continue
         try:
             stream.flush()
         except OSError as e:

@@ -3,7 +3,7 @@
 import argparse
 
 from kvcore.cli.kit.arguments import positive, svg_file, token_bytes
-from kvcore.cli.kit.output import error
+from kvcore.cli.kit.output import error, write_file
 from kvcore.plugins import registry_from_env
 from kvcore_bench.simulate import show
 from kvcore_bench.simulate.capacity import capacities
@@ -56,8 +56,7 @@ def run(args: argparse.Namespace) -> int:
         error(show.unlike(trace))
     result = simulate(trace, capacities(args.capacity, trace, args.bytes_per_token or trace.token_bytes), candidates)
     if args.plot:
-        with open(args.plot, "w", encoding="utf-8") as file:
-            file.write(svg(result))
+        write_file(args.plot, svg(result))
     if args.json:
         show.as_json(result)
     else:

@@ -16,7 +16,7 @@ from typing import Any
 from kvcore.api.errors import ConfigError
 from kvcore.cli.kit.arguments import duration, positive, rate, size, svg_file
 from kvcore.cli.kit.configured import add_set, flags
-from kvcore.cli.kit.output import print_json
+from kvcore.cli.kit.output import print_json, write_file
 from kvcore_bench.speed import machine
 from kvcore_bench.speed.engine.ending import Ending
 from kvcore_bench.speed.engine.measuring import Settings, measure
@@ -83,8 +83,7 @@ def run(args: argparse.Namespace) -> int:
             outcome = measure(subjects, settings)
     described["seconds"] = round(time.monotonic() - begun, 1)
     if args.plot:
-        with open(args.plot, "w", encoding="utf-8") as file:
-            file.write(svg(outcome))
+        write_file(args.plot, svg(outcome))
     if args.json:
         print_json({"machine": described, **outcome.as_json()})
     else:

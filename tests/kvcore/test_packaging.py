@@ -1,6 +1,7 @@
 """Built wheels in an empty environment: `kvcore` alone, then with its plugins one by one. Needs the package index."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import pythons
 from docs_blocks import LANGUAGES, blocks, commands, lines, pages
 from kvcore import __version__
 from kvcore.api.hooks import GROUPS
@@ -125,6 +127,27 @@ def test_a_plugin_accepts_this_core_and_no_other_major(wheels, distribution):
     ]
     assert core.specifier.contains(__version__)
     assert not core.specifier.contains(f"{int(__version__.split('.')[0]) + 1}.0.0")
+
+
+def test_pythons_are_those_of_the_page():
+    """No package says more than the core, with whose Pythons CI runs tests (`tests/pythons.py`)."""
+    those = {
+        name: {c.rpartition(" ")[2] for c in project["classifiers"] if re.fullmatch(r".* :: Python :: 3\.\d+", c)}
+        for name, (_, project) in PROJECTS.items()
+    }
+    assert all({"3.11"} <= said <= those["kvcore"] for said in those.values())
+    [page] = re.findall(r"\*\*Python\.\*\* .*?\n\n", (ROOT / "docs" / "versions.md").read_text(), re.DOTALL)
+    assert set(re.findall(r"\b3\.\d+", page)) == those["kvcore"]
+
+
+def test_a_python_without_tests_is_said(tmp_path, monkeypatch, capsys):
+    assert pythons.run_with("3.99", str(tmp_path / "absent"))
+    assert capsys.readouterr().out == "NOT TESTED with Python 3.99: this machine has none\n"
+    monkeypatch.setattr(pythons, "found", lambda version: sys.executable)
+    monkeypatch.setattr(pythons, "needed", lambda: ["kvcore"])
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    assert pythons.run_with("3.99", str(tmp_path / "empty"))
+    assert capsys.readouterr().out.startswith("NOT TESTED with Python 3.99: ERROR: Could not find a version")
 
 
 def test_nothing_forces_a_torch_build(wheels):

@@ -100,7 +100,7 @@ def spaces(model: Path) -> dict[str, str]:
             given = {"kvcore.l2": disk(Path(folder)), **(options or {})}
             with cache(model, given, **kwargs) as one:
                 found[name] = one.backend._kv._space.namespaces[0].hex()
-                if name == "page_first":
+                if name == "last":
                     found.update(changed(one.backend))
 
     note("page_first")
@@ -109,6 +109,8 @@ def spaces(model: Path) -> dict[str, str]:
     note("flat", in_place=False)
     note("mla", mla=True)
     note("tenant", {"tenant": "blue"})
+    note("last")
+    note("attached anew")
     return found
 
 

@@ -59,8 +59,9 @@ def test_side_pools(results: Any) -> None:
 
 def test_what_must_not_be_mixed_has_another_namespace(results: Any) -> None:
     spaces = results["spaces"]
-    assert spaces["again"] == spaces["page_first"]
-    different = {name: value for name, value in spaces.items() if name != "again"}
+    assert spaces["again"] == spaces["last"] == spaces["page_first"]
+    assert spaces["attached anew"] == spaces["cleared"], "what was cleared stays so"
+    different = {name: value for name, value in spaces.items() if name not in ("again", "last", "attached anew")}
     assert len(set(different.values())) == len(different) >= 9, different
 
 

@@ -39,13 +39,15 @@ class KVCoreHiCache(_compat.storage_class(), Guarded):  # type: ignore[misc]
     refused at the start.
     """
 
+    _eras = Eras()
+    """Of the process: SGLang may detach its backend and attach another, which must not find what was cleared."""
+
     def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
         _compat.share_log()
         Guarded.__init__(self)
         self._config = storage_config
         self._options = parse_options(storage_config.extra_config or {})
         self._model = running_model()
-        self._eras = Eras()
         self._page_tokens = 0
         self._kv: Pool = LogicalPool()
         self._pools: dict[str, Pool] = {}

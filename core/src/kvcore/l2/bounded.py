@@ -160,7 +160,11 @@ class BoundedCalls(Calls):
                 victims = capacity.victims(namespace, nbytes, DELETED_AT_ONCE)
                 if victims:
                     gone = capacity.entries(victims)
-                    await self.delete(victims)
+                    try:
+                        await self.delete(victims)
+                    except BaseException:
+                        capacity.kept(victims)
+                        raise
                     self._on_evict(gone)
                     continue
             if not capacity.waits(namespace):

@@ -101,6 +101,11 @@ class Capacity:
                 del self._held[some[0].namespace]
                 self._left(held.account)
 
+    def kept(self, victims: Sequence[ObjectKey]) -> None:
+        """Deleting these has failed: they may be named again."""
+        for held, some in self._by_namespace(victims):
+            held.account.policy.insert(some, [held.sizes[k] for k in some])
+
     def known(self) -> set[ObjectKey]:
         """The keys now in the account."""
         return {key for held in self._held.values() for key in held.sizes}
@@ -141,7 +146,7 @@ class Capacity:
 
     def victims(self, namespace: bytes, nbytes: int, most: int = _UNBOUNDED) -> list[ObjectKey]:
         """Whom to delete so that `nbytes` more of this namespace fit, `most` of them at once; they count until they are
-        removed, and are known until then.
+        removed, and are known until then. Say when they are `kept`.
 
         Fewer than needed when there is nobody left, or only objects of tenants that are within their shares.
         """
@@ -280,7 +285,6 @@ class Capacity:
                 if self._held[key.namespace].account is account:
                     mine[key] = size
                     nbytes -= size
-        account.policy.insert(list(mine), list(mine.values()))  # should deleting them fail
         return list(mine)
 
 

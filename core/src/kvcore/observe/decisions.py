@@ -246,7 +246,3 @@ class Decisions:
         with self._lock:
             skip = max(0, seq - self.last + len(self._kept))
             return list(islice(self._kept, skip, None if most is None else skip + most))
-
-    def forked(self) -> None:
-        """In the child of a fork: a thread that is not here may have held the lock."""
-        self._lock = threading.Lock()

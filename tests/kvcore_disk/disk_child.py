@@ -12,6 +12,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -79,6 +80,8 @@ class Children:
 
 
 def main() -> None:
+    with tempfile.TemporaryDirectory() as path:
+        make_disk(Path(path), "1MiB")  # imports what each child would else import for itself: longer than some may live
     for line in sys.stdin:
         request = json.loads(line)
         if "kill" in request:

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("core", "plugins/storage_disk", "plugins/serde_zstd")
 EXTRAS = ("cli", "http", "testing")
-TOOLS = ("hatchling", "editables", "jsonschema", "pytest-timeout", "pytest-xdist")
+TOOLS = ("hatchling", "editables", "openapi-spec-validator", "pytest-timeout", "pytest-xdist")
 TESTS = (
     "test_arena.py",
     "test_builtin_*.py",

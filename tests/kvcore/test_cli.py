@@ -149,6 +149,21 @@ def test_a_command_has_no_options(site, capsys):
     assert "command plugin 'wave' (kvcore-other 1.0)" in capsys.readouterr().err
 
 
+def test_what_a_package_says_of_itself_does_nothing_to_the_help(site):
+    metadata = {"Summary": "100% of it, %(prog)s,\n  gr\u00fc\u00dft"}
+    modules = {"acme_greet": COMMAND.replace("greet 100%", "gr\u00fc\u00dfe 100%")}
+    dist(site, "kvcore-acme", {"kvcore.command": {"greet": "acme_greet"}}, modules, metadata=metadata)
+    env = {**os.environ, "PYTHONPATH": str(site), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for words, shown in (
+        (["--help"], "    100% of it, %(prog)s, gr\\xfc\\xdft\n"),
+        (["greet", "--help"], "gr\\xfc\\xdfe 100% of"),
+    ):
+        command = [sys.executable, "-m", "kvcore", *words]
+        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert shown in done.stdout
+
+
 def test_what_a_command_raises_names_it(site, capsys):
     raising = COMMAND.replace("raise ConfigError(", "raise KeyError(")
     dist(site, "kvcore-acme", {"kvcore.command": {"greet": "acme_greet"}}, {"acme_greet": raising})

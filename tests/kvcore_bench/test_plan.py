@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -463,3 +464,7 @@ def test_a_model_by_its_name_on_the_hub(
     (repository / "snapshots" / "abc" / "config.json").write_text(json.dumps(LLAMA_8B))
     assert main(["plan", "team/llama", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["kv"]["token_bytes"] == 128 * KIB
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    monkeypatch.setattr("kvcore.cli.kit.hub.find_spec", lambda name: None)
+    assert main(["plan", "team/llama"]) == 1
+    assert "names on the hub need huggingface_hub, which is not installed here" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """The parser, and the one place where errors become messages. Commands import what they need when they are used."""
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -40,6 +41,8 @@ def run(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None:
         error("standard output is closed: send it somewhere, if only to /dev/null")
         return 1
+    if isinstance(sys.stdout, io.TextIOWrapper):  # words of others, where the terminal's encoding lacks their letters
+        sys.stdout.reconfigure(errors="backslashreplace")
     return settle(_run(list(sys.argv[1:] if argv is None else argv)))
 
 
@@ -127,10 +130,14 @@ def _parser(name: str | None) -> tuple[argparse.ArgumentParser, Any]:
             command = import_module(module)
             command.add_arguments(child)
     if not name:
-        parser.epilog = extra.others()
+        parser.epilog = _plain(extra.others())
     elif name not in COMMANDS:
         command = extra.command(name, COMMANDS)
-        description = command.help.replace("%", "%%") if "%(prog)" in command.help else command.help
-        child = sub.add_parser(name, description=description, allow_abbrev=False)
+        child = sub.add_parser(name, description=_plain(command.help), allow_abbrev=False)
         command.add_arguments(child)
     return parser, command
+
+
+def _plain(text: str) -> str:
+    """A text of others that argparse shows as it is: it fills in what has this in it."""
+    return text.replace("%", "%%") if "%(prog)" in text else text

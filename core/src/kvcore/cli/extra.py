@@ -37,7 +37,7 @@ class Offered:
         except ConfigError as e:
             raise PluginError(f"{self} cannot be made: {e}") from e
         self.help = printable(" ".join(self._made.help.split()))
-        self.words_follow = self._made.words_follow
+        self.words_follow = bool(self.guarded(lambda: self._made.words_follow))
 
     def __str__(self) -> str:
         return f"command plugin {self._info.name!r} ({self._info.distribution} {self._info.version})"
@@ -88,7 +88,9 @@ def others() -> str:
             lacking.setdefault(how_to_install(kind, name), []).append(name)
     lines = []
     for distribution, names in there.items():
-        lines += [f"  {printable(', '.join(names))} ({printable(distribution)})", f"    {_summary(distribution)}"]
+        lines.append(f"  {printable(', '.join(names))} ({printable(distribution)})")
+        if summary := _summary(distribution):
+            lines.append(f"    {summary}")
     more = [f"  {', '.join(names)}: {how}" for how, names in lacking.items()]
     return "\n".join(
         (["commands of other packages (kvcore NAME --help):", *lines] if lines else [])
@@ -121,4 +123,4 @@ def _summary(distribution: str) -> str:
         fields = metadata(distribution)
     except PackageNotFoundError:
         return ""
-    return cut(fields["Summary"], 110) if "Summary" in fields else ""
+    return cut(" ".join(fields["Summary"].split()), 110) if "Summary" in fields else ""

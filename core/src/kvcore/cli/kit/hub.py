@@ -1,5 +1,6 @@
 """The hub's cache of this machine."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 
@@ -12,3 +13,10 @@ def cached(name: str, file: str) -> Path | None:
     except (ImportError, ValueError):  # no hub's cache, or no name of it
         return None
     return Path(found) if isinstance(found, str) else None
+
+
+def why_not(what: str) -> str:
+    """Why `cached` has not found it."""
+    if find_spec("huggingface_hub") is None:
+        return "names on the hub need huggingface_hub, which is not installed here"
+    return f"the hub's cache of this machine and user has no {what} of that name"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcore.api.errors import ConfigError
-from kvcore.cli.kit.hub import cached
+from kvcore.cli.kit.hub import cached, why_not
 
 _CLASSES = ("TokenizersBackend", "PreTrainedTokenizer", "Qwen2Tokenizer")
 """Those that take a `tokenizer.json` as it is, or build the same again. Others may change it."""
@@ -116,8 +116,8 @@ class Tokenizer:
     def _unreadable(self, error: Exception) -> str:
         if not os.path.isdir(self._where) and self._folder() is None:
             return (
-                f"--model {self._where}: it is no folder, and the hub's cache of this machine and user has no "
-                "tokenizer of that name: give the model's folder, as the engine was given it"
+                f"--model {self._where}: it is no folder, and {why_not('tokenizer')}: give the model's folder, as the "
+                "engine was given it"
             )
         files = "(tokenizer.json and tokenizer_config.json say what it is)"
         return f"--model {self._where}: it has no tokenizer that transformers reads {files}: {_first(error)}"

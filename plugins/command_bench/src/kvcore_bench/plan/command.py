@@ -8,7 +8,7 @@ from typing import Any
 
 from kvcore.api import ConfigError
 from kvcore.cli.kit.configured import add_set, flags
-from kvcore.cli.kit.hub import cached
+from kvcore.cli.kit.hub import cached, why_not
 from kvcore.cli.kit.output import print_json
 from kvcore_bench.plan import costs, speeds
 from kvcore_bench.plan.advice import advise
@@ -135,8 +135,7 @@ def _read(path: str) -> dict[str, Any]:
             data = stream.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         raise ConfigError(
-            f"MODEL {path}: {file} is not there, and the hub's cache of this machine and user has no model of that "
-            "name: give its config.json, or the folder that has it"
+            f"MODEL {path}: {file} is not there, and {why_not('model')}: give its config.json, or the folder that has it"
         ) from None
     except OSError as e:
         raise ConfigError(f"MODEL {path}: {file} cannot be read: {e.strerror}") from None

@@ -555,13 +555,19 @@ def test_what_a_file_is_made_from(words: list[str], source: str, capsys: pytest.
     assert "hunter2" not in out
 
 
-def test_from_standard_input_and_for_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_standard_input_and_for_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = 'local_cpu: true\nmax_local_cpu_size: 5\nlocal_disk: "/x\\e[31m"\n'
     words = [sys.executable, "-m", "kvcore", "from-lmcache", "-", "--out", str(tmp_path / "kvcore.yaml")]
     done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "/dev/stdin:3" in done.stdout
     assert "\x1b" not in done.stdout
+    monkeypatch.chdir(tmp_path)
+    Path("lmcache.yaml").write_text("local_cpu: true\nmax_local_cpu_size: 5\n")
+    assert run(["from-lmcache", "lmcache.yaml", "--out", "-"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["l1"]["size"] == "5GiB"
     assert run(["from-lmcache", "a.yaml", "b.yaml"]) == 1
     assert "or one file" in capsys.readouterr().err
 

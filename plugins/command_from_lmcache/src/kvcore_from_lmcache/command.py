@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     JSON: {config, lines: [{place, setting, verdict, became, why}], warnings: [text], start: [words]}.
     """
+    args.out = None if args.out == "-" else args.out
     found, draft = _convert(args)
     read = found.all()
     text = _yaml(draft, _source(args.source, found))

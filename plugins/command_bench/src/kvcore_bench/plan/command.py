@@ -135,7 +135,7 @@ def _read(path: str) -> dict[str, Any]:
             data = stream.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         raise ConfigError(
-            f"MODEL {path}: {file} is not there, and {why_not('model')}: give its config.json, or the folder that has it"
+            f"MODEL {path}: {file} is not there, and {why_not('model')}: give its config.json, or the folder of it"
         ) from None
     except OSError as e:
         raise ConfigError(f"MODEL {path}: {file} cannot be read: {e.strerror}") from None

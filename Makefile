@@ -18,7 +18,7 @@ STORE ?= disk
 OVER ?= server
 MINUTES ?= 10
 
-.PHONY: help setup setup-sglang setup-lmcache test test-again test-unit test-vllm test-sglang test-lmcache test-gpu bench-gpu matrix soak check lint types contracts docs docs-check site demo demo-two-engines demo-prefill-decode demo-prefix-router bench dist changelog clean
+.PHONY: help setup setup-sglang setup-lmcache test test-again test-unit test-vllm test-sglang test-lmcache test-pythons test-gpu bench-gpu matrix soak check lint types contracts docs docs-check site demo demo-two-engines demo-prefill-decode demo-prefix-router bench dist changelog clean
 
 help: ## What the targets do
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -89,6 +89,9 @@ test-sglang: setup setup-sglang ## Run the tests in real SGLang
 test-lmcache: setup setup-lmcache ## Run the tests in real LMCache
 	$(BIN)/python -m pytest -m lmcache $(PYTEST_ARGS)
 
+test-pythons: setup ## Run tests of the core with the other Pythons that are here
+	$(BIN)/python tests/pythons.py $(VENV)
+
 test-again: ## Run what the last run has failed once more, alone; not when that is more than five tests
 	$(BIN)/python tests/again.py $(PYTEST_ARGS)
 
@@ -155,4 +158,4 @@ changelog: setup ## What has changed since the last release, in the words of cha
 	$(BIN)/towncrier build $(if $(VERSION),--version $(VERSION) --yes,--version next --draft)
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) $(VENV)-sglang $(VENV)-lmcache $(VENV)-python3.* build dist

@@ -16,7 +16,7 @@ from lmcache.v1.distributed.serde.factory import get_registered_serde_types
 from kvcore_from_lmcache import engine, server, stores
 from kvcore_from_lmcache.draft import Draft, Setting
 
-PAGES = yaml.safe_load((Path(__file__).parents[2] / "kvcore" / "lmcache_pages.yaml").read_text())
+PAGES = yaml.safe_load((Path(__file__).parents[2] / "kvcore_from_lmcache" / "lmcache_pages.yaml").read_text())
 LOOK_AROUND = {"hf3fs", "fault_inject"}
 """Adapters whose configuration looks for a mounted folder, or wraps another."""
 

@@ -43,7 +43,7 @@ def soak(models: Path, folder: str, seconds: float, seed: int = 1) -> dict[str, 
             _round(e, talks, ran, seen, wrong, min(30.0, seconds / 3), Path(folder))
             e.settle()
             _give_back()
-            rests.append({"taken": taken(os.getpid()), "leaks": e.leaks(), "threads": len(kvcore_threads())})
+            rests.append({"taken": taken(os.getpid()), "leaks": e.leaks(), "threads": kvcore_threads()})
         before = taken(os.getpid()).cpu_s
         time.sleep(_REST_S)
         idle = (taken(os.getpid()).cpu_s - before) / _REST_S

@@ -6,6 +6,7 @@ the one of vLLM without a cache, and when nobody asks, nothing is left.
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(300 + 3 * 
 FEW_KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "8"}
 """oneDNN compiles each of the model's products anew for each number of tokens, and keeps so many: as many as it likes
 make vLLM on a CPU grow by hundreds of MiB, with and without kvcore."""
+THREADS = Counter({"kvcore-io": 1, "kvcore-inspect": 1, "kvcore-copy": 1, "kvcore-disk": 4, "kvcore-codec": 4})
+"""At most: each starts when it is needed first."""
 NO_LEAKS = {"leases": 0, "staging": 0, "quarantined": 0, "plans": 0, "requests": 0}
 
 
@@ -41,6 +44,6 @@ def test_soak_answers_are_those_without_a_cache_and_nothing_grows(run_child: Any
     early, last = rests[len(rests) // 2], rests[-1]
     assert last["taken"][0] - early["taken"][0] < 8 << 10, rests  # KiB
     assert last["taken"][1] - early["taken"][1] <= 4, rests
-    assert last["threads"] <= early["threads"], rests
+    assert Counter(last["threads"]) <= THREADS, last["threads"]
     assert found["idle"] < 0.1
     assert len(lines) < 60 + 2 * SOAK_S

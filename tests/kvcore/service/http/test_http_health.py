@@ -1,5 +1,6 @@
 """`/healthz` and `/readyz`: what is stuck, and since when; what is only degraded."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -43,6 +44,20 @@ def test_all_is_well(serve: Any) -> None:
         answer = client.get(path)
         assert (answer.status, answer.body["status"]) == (200, "ok")
         assert {c["name"] for c in answer.body["checks"]} == names
+
+
+def test_who_asks_may_have_stood_still_as_well() -> None:
+    """A process that is frozen in the midst of a question: that nobody answered meanwhile says nothing."""
+    asked: list[Callable[[], None]] = []
+
+    async def thawed() -> float | None:
+        asking = asyncio.ensure_future(health.Pulse(asked.append).since())
+        await asyncio.sleep(0)
+        time.sleep(1.5 * health.PATIENCE_S)
+        asyncio.get_running_loop().call_later(0.01, asked[0])
+        return await asking
+
+    assert asyncio.run(thawed()) is None
 
 
 def test_a_tier_that_fails_is_degraded(serve: Any) -> None:

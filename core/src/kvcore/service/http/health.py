@@ -39,7 +39,8 @@ class Pulse:
             self._asked = (time.monotonic(), answer)
             self._post(lambda: self._answer(here, answer))
         at, answer = self._asked
-        await asyncio.wait((answer,), timeout=PATIENCE_S)
+        for _ in range(2):  # the process may have stood still during one half, and nobody could answer
+            await asyncio.wait((answer,), timeout=PATIENCE_S / 2)
         return None if answer.done() else at
 
     def _answer(self, here: asyncio.AbstractEventLoop, answer: "asyncio.Future[None]") -> None:

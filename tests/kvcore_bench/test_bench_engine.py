@@ -382,8 +382,8 @@ SMALL = {
 
 @pytest.mark.parametrize("name", SMALL)
 def test_json_of_each_workload(name: str, bird: Parrot, capsys: pytest.CaptureFixture[str]) -> None:
-    # Texts of any seed would do, but two in some hundred begin with the same word.
-    assert main(["bench", "engine", name, "--url", bird.url, *SMALL[name], "--seed", "one", "--json"]) == 0
+    # Of any seed and server name, but two in some hundred texts begin with the same word.
+    assert main(["bench", "engine", name, "--url", f"bird={bird.url}", *SMALL[name], "--seed", "one", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found.keys() == {"machine", "workload", "seed", "repeat", "tokens_per_word", "subjects"}
     assert found["workload"]["name"] == name

@@ -82,9 +82,10 @@ def others() -> str:
     for info in commands:
         if info.status in ("ready", "clash"):
             there.setdefault(info.distribution, []).append(info.name)
+    known = {info.name for info in commands}
     lacking: dict[str, list[str]] = {}
     for kind, name in PACKAGES:
-        if kind == "command" and name not in {info.name for info in commands}:
+        if kind == "command" and name not in known:
             lacking.setdefault(how_to_install(kind, name), []).append(name)
     lines = []
     for distribution, names in there.items():
